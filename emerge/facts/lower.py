@@ -1,0 +1,525 @@
+"""Lowering: a family graph becomes facts. Every operator turns into a signature (iteration axes, roles, body).
+
+Nothing is searched or concluded here: what an operator means is looked up in ``emerge/facts/ops`` (one function per
+operator family) and written down; which tensors correspond is derived by the programs in ``datalog/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from emerge.facts.base import MESH, FactBase, constant_text
+from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
+from emerge.facts.mesh import Block, Mesh
+from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
+from emerge.util.errors import GraphError
+
+
+class Tie(NamedTuple):
+    """Strides ``oi * k`` of an iteration dimension are strides ``od * k`` of dimension ``d``, for ``1 <= k < n``."""
+
+    oi: int
+    d: int
+    od: int
+    n: int
+
+
+@dataclass(frozen=True)
+class Iter:
+    """One iteration dimension of an operator.
+
+    Attributes:
+        size: number of positions.
+        role: ``p`` parallel, ``sum|max|min|prod`` reduced, ``w`` whole axis (order does not matter),
+            ``o`` whole axis (order matters), ``pos`` created (no operand carries it), ``in`` graph input.
+        out: where it lies in the result; empty when it is consumed.
+        args: operand position -> where it lies there; a missing operand is constant along it.
+        from_mesh, to_mesh: blocks of the mesh it comes from / goes to (relocations, rank-dependent positions).
+    """
+
+    size: int
+    role: str = "p"
+    out: tuple[Tie, ...] = ()
+    args: tuple[tuple[int, tuple[Tie, ...]], ...] = ()
+    from_mesh: tuple[Tie, ...] = ()
+    to_mesh: tuple[Tie, ...] = ()
+
+
+def whole(size: int, d: int) -> tuple[Tie, ...]:
+    """The iteration dimension is exactly dimension ``d``."""
+    return (Tie(1, d, 1, size),)
+
+
+def axis(size: int, role: str = "p", out: int | None = None, **args: int | None) -> Iter:
+    """Iteration dimension that is a whole dimension of the result and of operands ``a0=dim, a1=dim, ...``."""
+    return Iter(
+        size,
+        role,
+        () if out is None else whole(size, out),
+        tuple((int(k[1:]), whole(size, d)) for k, d in args.items() if d is not None),
+    )
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A lowered tensor.
+
+    Attributes:
+        id: identifier in the facts.
+        depth: longest chain of operators from the inputs.
+        constant: value where every element is this one constant, else None.
+    """
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str
+    depth: int = 0
+    constant: Fraction | float | None = None
+
+
+@dataclass
+class Multi:
+    """Result of a multi-output operator: tensors by output index, lowered when asked for."""
+
+    make: Callable[[int], Tensor]
+    made: dict[int, Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index not in self.made:
+            self.made[index] = self.make(index)
+        return self.made[index]
+
+
+class Unsupported(Exception):
+    """The operator, or these attributes of it, have no signature; the result is an unknown (with this reason)."""
+
+
+#: Kinds of body that the index domain follows from operand to result; every other integer tensor is a source of its own.
+INDEX_KINDS = {"addc", "mulc", "add", "sub", "keep", "fill", "fill0", "and", "or", "not", "cast", "ltc", "lec", "gtc", "gec", "const"}
+
+Handler = Callable[["Lowering", FamilyNode, list[Any], dict[str, Any]], Any]
+HANDLERS: dict[str, Handler] = {}
+
+
+def lowers(*names: str) -> Callable[[Handler], Handler]:
+    """Registers the lowering of operators, by name with or without overload."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            if name in HANDLERS:
+                raise ValueError(f"operator {name} is lowered twice")
+            HANDLERS[name] = handler
+        return handler
+
+    return register
+
+
+def find_handler(op: str) -> Handler | None:
+    """The lowering of an operator: exact name first, then the name without its overload."""
+    return HANDLERS.get(op) or HANDLERS.get(op.rpartition(".")[0])
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something taken for granted at an operator; listed in the report when a verdict depends on that operator."""
+
+    name: str
+    op: int
+    why: str
+
+
+class Lowering:
+    """Lowers one side into a fact base.
+
+    Attributes:
+        tensors: node or input name -> lowered tensor (or Multi, or a Python scalar for scalar nodes).
+        nodes_of: tensor id -> names of the nodes that compute it.
+        op_node: operator form id -> node it came from ("" for auxiliary ones).
+        unknown: node name -> why it has no signature.
+        assumptions: what operators take for granted.
+    """
+
+    def __init__(self, base: FactBase, side: int, mesh: Mesh) -> None:
+        self.base, self.side, self.mesh = base, side, mesh
+        self.tensors: dict[str, Any] = {}
+        self.nodes_of: dict[int, list[str]] = {}
+        self.op_node: dict[int, str] = {}
+        self.op_of: dict[int, int] = {}
+        self.unknown: dict[str, str] = {}
+        self.assumptions: list[Assumption] = []
+        self.select_of: dict[int, tuple[Tensor, int, int, int]] = {}
+        self.lookup_of: dict[int, tuple[Tensor, Tensor, list[Iter]]] = {}
+        self.view_of: dict[int, Tensor] = {}
+        self.iota_of: dict[int, int] = {}
+        self.input_ids: dict[str, int] = {}
+        self.random_calls = 0
+        self.node: FamilyNode | None = None
+        self._memo: dict[Any, Tensor] = {}
+        self._bodies: set[str] = set()
+        self._info: dict[int, Tensor] = {}
+
+    # ---- whole graphs -------------------------------------------------------------------------------------------
+
+    def lower(self, graph: FamilyGraph) -> None:
+        """Lowers inputs and nodes in order."""
+        import emerge.facts.ops  # noqa: F401  (registers the handlers)
+
+        for inp in graph.inputs:
+            self.lower_input(inp.name, inp.shape, inp.dtype)
+        for node in graph.nodes:
+            self.lower_node(node)
+
+    def lower_input(self, name: str, shape: Shape, dtype: str) -> None:
+        """A graph input: an operator without operands whose axes are its dimensions."""
+        dims = tuple(int(s) if isinstance(s, int) else 0 for s in shape)
+        if any(not isinstance(s, int) for s in shape):
+            self.unknown[name] = f"input of data-dependent shape {list(shape)}"
+            return
+        iters = [Iter(n, "in", whole(n, d)) for d, n in enumerate(dims)]
+        tensor = self.op(f"input:{self.side}:{name}", "input", [], iters, dims, dtype)
+        self.base.add("input_op", self.op_of[tensor.id])
+        self.tensors[name] = tensor
+        self.input_ids[name] = tensor.id
+        self.nodes_of.setdefault(tensor.id, []).append(name)
+
+    def lower_node(self, node: FamilyNode) -> None:
+        """Lowers one node; what cannot be lowered becomes an unknown tensor with a reason."""
+        self.node = node
+        handler = find_handler(node.op)
+        try:
+            if len(node.ranks) != self.mesh.ranks:
+                raise Unsupported(f"exists on ranks {list(node.ranks)} only")
+            args = [self.resolve(a) for a in node.args]
+            kwargs = {k: self.resolve(v) for k, v in node.kwargs.items()}
+            if handler is None:
+                raise Unsupported(f"operator {node.op} has no signature")
+            result = handler(self, node, args, kwargs)
+        except Unsupported as exc:
+            result = self.unknown_result(node, str(exc))
+        self.tensors[node.name] = result
+        if isinstance(result, Tensor):
+            self.check_result(node, result)
+            self.nodes_of.setdefault(result.id, []).append(node.name)
+        self.node = None
+
+    def check_result(self, node: FamilyNode, result: Tensor) -> None:
+        """A lowered tensor must have the declared shape."""
+        if node.shape is not None and tuple(node.shape) != result.shape:
+            raise GraphError(
+                f"declares shape {list(node.shape)} where its operands give {list(result.shape)}; "
+                "recapture the graph or mend the file",
+                f"node {node.name!r} ({node.op})",
+            )
+
+    def resolve(self, arg: Any) -> Any:
+        """Arguments with references replaced by lowered tensors."""
+        if isinstance(arg, Ref):
+            value = self.tensors.get(arg.name)
+            if value is None:
+                raise Unsupported(f"reads {arg.name!r}, which is unknown")
+            return value
+        if isinstance(arg, list):
+            return [self.resolve(a) for a in arg]
+        return arg
+
+    def unknown_result(self, node: FamilyNode, why: str) -> Any:
+        """A fresh unknown for a node; its operands are kept so that findings can name it."""
+        self.unknown[node.name] = why
+        operands = [self.tensors[r] for r in dict.fromkeys(node.refs()) if isinstance(self.tensors.get(r), Tensor)]
+
+        def fresh(shape: Shape | None, dtype: str | None, index: int) -> Tensor | None:
+            if shape is None or dtype is None or any(not isinstance(s, int) for s in shape):
+                return None
+            dims = tuple(int(s) for s in shape)
+            iters = [Iter(n, "pos", whole(n, d)) for d, n in enumerate(dims)]
+            return self.op(f"unknown:{self.side}:{node.name}:{index}", "unknown", operands, iters, dims, dtype)
+
+        if node.is_tuple:
+            elements = {i: fresh(t.shape, t.dtype, i) for i, t in node.elements.items()}
+            return Multi(lambda i: _known(elements.get(i), node.name))
+        return fresh(node.shape, node.dtype, 0)
+
+    # ---- emitting -----------------------------------------------------------------------------------------------
+
+    def op(
+        self,
+        body: str,
+        kind: str,
+        args: Sequence[Tensor],
+        iters: Sequence[Iter],
+        shape: Sequence[int],
+        dtype: str,
+        *,
+        form_of: Tensor | None = None,
+        relocation: tuple[str, str] | None = None,
+        group: Sequence[Block] = (),
+        scale: Fraction | None = None,
+    ) -> Tensor:
+        """Writes one operator form and returns its tensor (the same one for a repeated call: equal operators on equal
+        operands are one tensor).
+
+        Args:
+            form_of: the tensor this is another way to compute; None makes a new tensor.
+            relocation: kind and reduction of an operator that moves data between mesh and tensor axes.
+            group: mesh blocks of its process group, outermost first.
+            scale: the constant of a ``scale`` operator.
+        """
+        body = body if body == "scale" else f"{body}/{len(args)}"
+        key = (body, tuple(a.id for a in args), tuple(iters), tuple(shape), relocation, tuple(group), scale, form_of)
+        if key in self._memo:
+            return self._memo[key]
+        base, oid = self.base, self.base.new_id()
+        if form_of is None:
+            depth = 1 + max((a.depth for a in args), default=-1)
+            tensor = Tensor(base.new_id(), tuple(shape), dtype, depth)
+            base.add("value", tensor.id, self.side)
+            for d, n in enumerate(shape):
+                base.add("extent", tensor.id, d, n)
+            base.add("op_native", oid)
+            self.op_of[tensor.id] = oid
+            if is_integer(dtype) and kind not in INDEX_KINDS:
+                base.add("index_source", tensor.id)
+        else:
+            tensor = form_of
+        base.add("op", oid, tensor.id, body, len(args))
+        if body not in self._bodies:
+            self._bodies.add(body)
+            base.add("body_kind", body, kind)
+            if len(args) <= 30:
+                base.add("all_operands", body, (1 << len(args)) - 1)
+        for k, a in enumerate(args):
+            base.add("op_arg", oid, k, a.id)
+        if args:
+            base.add("lead", oid, max(range(len(args)), key=lambda k: (args[k].depth, -k)))
+        base.add("iter_count", oid, len(iters))
+        for i, it in enumerate(iters):
+            self._emit_iter(oid, i, it, len(args))
+        if relocation is not None:
+            base.add("relocation", oid, *relocation)
+            size = 1
+            for b in group:
+                base.add("group_tie", oid, b.dim, b.stride, b.size)
+                size *= b.size
+            base.add("group_size", oid, size)
+        if scale is not None:
+            base.add("scale_op", oid, constant_text(scale))
+        self.op_node[oid] = self.node.name if self.node is not None else ""
+        self._memo[key] = tensor
+        self._info[tensor.id] = tensor
+        return tensor
+
+    def _emit_iter(self, oid: int, i: int, it: Iter, operands: int) -> None:
+        base = self.base
+        base.add("iter", oid, i, it.role)
+        base.add("extent", oid, i, it.size)
+        if it.size == 1:
+            return
+        for t in it.out:
+            if t.n > 1:
+                base.add("out_tie", oid, i, *t)
+        if not it.out and not it.to_mesh:
+            base.add("consumed", oid, i)
+        present = dict(it.args)
+        for k in range(operands):
+            if k in present:
+                base.add_all("arg_tie", [(oid, k, i, *t) for t in present[k] if t.n > 1])
+            elif not it.from_mesh:
+                base.add("arg_absent", oid, k, i)
+        base.add_all("from_mesh_tie", [(oid, i, *t) for t in it.from_mesh if t.n > 1])
+        base.add_all("to_mesh_tie", [(oid, i, *t) for t in it.to_mesh if t.n > 1])
+
+    def layout(
+        self, arg: Tensor, shape: Sequence[int], ties: Sequence[tuple[int, int, int, int, int]], broadcast: Sequence[int] = ()
+    ) -> Tensor:
+        """Writes a rearrangement: ``ties`` are (dim, stride) of the result, (dim, stride) of the operand, size."""
+        key = ("layout", arg.id, tuple(shape), tuple(ties), tuple(broadcast))
+        if key in self._memo:
+            return self._memo[key]
+        base = self.base
+        tensor = Tensor(base.new_id(), tuple(shape), arg.dtype, arg.depth, arg.constant)
+        base.add("value", tensor.id, self.side)
+        for d, n in enumerate(shape):
+            base.add("extent", tensor.id, d, n)
+        base.add("layout", tensor.id, arg.id)
+        for dv, ov, da, oa, n in ties:
+            if n > 1:
+                base.add("layout_tie", tensor.id, dv, ov, arg.id, da, oa, n)
+        for d in broadcast:
+            base.add("layout_broadcast", tensor.id, d)
+        self._memo[key] = tensor
+        self._info[tensor.id] = tensor
+        return tensor
+
+    def assume(self, name: str, tensor: Tensor, why: str) -> None:
+        """Notes an assumption made at the operator of ``tensor``."""
+        self.assumptions.append(Assumption(name, self.op_of.get(tensor.id, tensor.id), why))
+
+    # ---- common shapes of operators -----------------------------------------------------------------------------
+
+    def pointwise(self, body: str, kind: str, args: Sequence[Tensor], dtype: str, *, commutative: bool = False) -> Tensor:
+        """An operator that works element by element, operands broadcast from the right."""
+        rank = max((len(a.shape) for a in args), default=0)
+        shape = [1] * rank
+        for a in args:
+            for d, n in enumerate(a.shape, rank - len(a.shape)):
+                if n != 1:
+                    shape[d] = n
+        iters = []
+        for d, n in enumerate(shape):
+            present = {}
+            for k, a in enumerate(args):
+                own = d - (rank - len(a.shape))
+                if own >= 0 and a.shape[own] == n:
+                    present[f"a{k}"] = own
+            iters.append(axis(n, "p", d, **present))
+        result = self.op(body, kind, args, iters, shape, dtype)
+        if commutative and len(args) == 2 and args[0].id != args[1].id and self.side == 1:
+            swapped = [
+                Iter(it.size, it.role, it.out, tuple((1 - k, t) for k, t in it.args)) for it in iters
+            ]
+            self.commuted(result, body, kind, [args[1], args[0]], swapped)
+        return result
+
+    def form(self, body: str, kind: str, args: Sequence[Tensor], iters: Sequence[Iter], result: Tensor) -> int | None:
+        """Writes another way to compute ``result``; returns the new form's id, None when it was written before."""
+        before = self.base.next_id
+        self.op(body, kind, args, iters, result.shape, result.dtype, form_of=result)
+        return before if self.base.next_id > before else None
+
+    def commuted(self, result: Tensor, body: str, kind: str, args: Sequence[Tensor], iters: Sequence[Iter]) -> None:
+        """Writes the form of ``result`` with its two operands exchanged."""
+        form = self.form(body, kind, args, iters, result)
+        if form is not None:
+            self.base.add("commuted", form, self.op_of[result.id])
+
+    def constant(self, value: bool | int | float | Fraction, shape: Sequence[int], dtype: str) -> Tensor:
+        """A tensor all of whose elements are ``value``."""
+        scalar = self.op(f"const#{constant_text(value)}", "const", [], [], (), dtype)
+        frac = Fraction(value) if constant_text(value) not in ("inf", "-inf", "nan") else float(value)
+        scalar = Tensor(scalar.id, (), dtype, 0, frac)
+        if not shape:
+            return scalar
+        return self.layout(scalar, shape, [], [d for d, n in enumerate(shape) if n > 1])
+
+    def scaled(self, arg: Tensor, factor: Fraction, dtype: str | None = None) -> Tensor:
+        """``factor * arg``, for floating tensors."""
+        if factor == 1:
+            return arg
+        if arg.constant is not None and isinstance(arg.constant, Fraction):
+            return self.constant(arg.constant * factor, arg.shape, dtype or arg.dtype)
+        iters = [axis(n, "p", d, a0=d) for d, n in enumerate(arg.shape)]
+        tensor = self.op("scale", "scale", [arg], iters, arg.shape, dtype or arg.dtype, scale=factor)
+        if self.side == 2:
+            self.op("scale", "scale", [arg], iters, arg.shape, dtype or arg.dtype, form_of=tensor,
+                    relocation=("scale", "none"), scale=factor)
+        return tensor
+
+    def retyped(self, x: Tensor, dtype: str) -> Tensor:
+        """The same tensor under another floating dtype."""
+        return x if x.dtype == dtype else replace(x, dtype=dtype)
+
+    def broadcast_to(self, x: Tensor, shape: Sequence[Any] | None) -> Tensor:
+        """``x`` expanded to ``shape`` (broadcast from the left)."""
+        if shape is None or tuple(shape) == x.shape:
+            return x
+        target = [int(n) for n in shape]
+        lead = len(target) - len(x.shape)
+        ties, new = [], []
+        for d, n in enumerate(target):
+            own = d - lead
+            if own >= 0 and x.shape[own] == n:
+                ties.append((d, 1, own, 1, n))
+            elif n > 1:
+                new.append(d)
+        return self.layout(x, target, ties, new)
+
+    def rank_int(self, per_rank: Sequence[int] | None) -> tuple[int, int, int] | None:
+        """``(base, step, block)`` of an integer per rank: base + step * coordinate in the block; None if it is not so.
+
+        Block 0 stands for "no rank dependence". Blocks are written to ``block_tie`` when first used.
+        """
+        if per_rank is None or any(abs(v) >= 2**31 for v in per_rank):
+            return None
+        form = self.mesh.affine(per_rank)
+        if form is None:
+            return None
+        if not form.terms:
+            return form.base, 0, 0
+        step = form.terms[-1][0]
+        unit = step
+        for slope, block in reversed(form.terms):
+            if slope != unit:
+                return None
+            unit = slope * block.size
+        blocks = tuple(b for _, b in form.terms)
+        return form.base, step, self.block_id(blocks)
+
+    def block_id(self, blocks: tuple[Block, ...]) -> int:
+        """Identifier of a composite mesh block (outermost first), written to ``block_tie`` when new."""
+        known = self.base.blocks
+        if blocks not in known:
+            known[blocks] = len(known) + 1
+            step, size = 1, 1
+            for b in reversed(blocks):
+                self.base.add("block_tie", known[blocks], step, b.dim, b.stride, b.size)
+                step *= b.size
+                size *= b.size
+            self.base.add("block_size", known[blocks], size)
+        return known[blocks]
+
+    def integers(self, value: Any) -> list[int] | None:
+        """One integer per rank for a plain or rank-dependent integer, else None."""
+        if isinstance(value, bool):
+            return None
+        if isinstance(value, int):
+            return [value] * self.mesh.ranks
+        if isinstance(value, RankVector) and all(isinstance(v, int) and not isinstance(v, bool) for v in value.values):
+            return [int(v) for v in value.values]
+        return None
+
+    def group_blocks(self, group: Any) -> list[Block]:
+        """Mesh blocks of a process group argument.
+
+        Raises:
+            Unsupported: the groups are not regular blocks of the mesh in rank order.
+        """
+        if not isinstance(group, Group):
+            raise Unsupported(f"process group {group!r} is not resolved to ranks")
+        blocks = self.mesh.blocks_of_groups(group.ranks)
+        if blocks is None:
+            raise Unsupported("its process groups are not blocks of the mesh in rank order")
+        return blocks
+
+
+def _known(tensor: Tensor | None, name: str) -> Tensor:
+    if tensor is None:
+        raise Unsupported(f"an output of {name!r} has no known shape")
+    return tensor
+
+
+def scalar_constant(value: Any) -> Fraction | float | None:
+    """The constant behind an argument: a Python number or a constant 0-d tensor; None otherwise."""
+    if isinstance(value, bool):
+        return Fraction(int(value))
+    if isinstance(value, int):
+        return Fraction(value)
+    if isinstance(value, float):
+        return Fraction(value) if constant_text(value) not in ("inf", "-inf", "nan") else value
+    if isinstance(value, Tensor) and value.shape == () and value.constant is not None:
+        return value.constant
+    return None
+
+
+def result_dtype(node: FamilyNode, default: str) -> str:
+    """Declared dtype of a node."""
+    return node.dtype or default
+
+
+__all__ = [
+    "HANDLERS", "MESH", "Assumption", "Block", "DType", "Fraction", "Iter", "Lowering", "Multi", "RankVector", "Tensor",
+    "Tie", "TypedConst", "Unsupported", "axis", "find_handler", "is_floating", "lowers", "result_dtype",
+    "scalar_constant", "whole",
+]

@@ -1,0 +1,5 @@
+"""What operators mean: one function per operator family, from a node to a signature."""
+
+from emerge.facts.ops import attention, collective, contraction, create, index, layout, pointwise, reduction
+
+__all__ = ["attention", "collective", "contraction", "create", "index", "layout", "pointwise", "reduction"]

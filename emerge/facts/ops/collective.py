@@ -1,0 +1,147 @@
+"""Collectives: reduce over, gather from and scatter to the mesh. A group of one rank is the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from emerge.facts.families import FamilyNode
+from emerge.facts.lower import Iter, Lowering, Tensor, Tie, Unsupported, axis, lowers
+from emerge.facts.mesh import Block
+
+REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "prod", "product": "prod", "avg": "avg"}
+
+
+def reduction_name(value: Any) -> str:
+    """Canonical name of a reduction argument."""
+    name = str(value).lower().rpartition(".")[2]
+    if name not in REDUCTIONS:
+        raise Unsupported(f"reduction {value!r}")
+    return REDUCTIONS[name]
+
+
+def outer_ties(blocks: Sequence[Block], inner: int, dim: int) -> list[tuple[int, Block]]:
+    """Strides of the mesh blocks on a dimension whose outer part is the group and whose inner part has ``inner`` elements."""
+    stride, out = inner, []
+    for block in reversed(blocks):
+        out.append((stride, block))
+        stride *= block.size
+    return list(reversed(out))
+
+
+def same_shape(x: Tensor) -> list[Iter]:
+    return [axis(n, "p", d, a0=d) for d, n in enumerate(x.shape)]
+
+
+def all_reduce(low: Lowering, x: Tensor, how: str, blocks: Sequence[Block]) -> Tensor:
+    if not blocks:
+        return x
+    return low.op(f"all_reduce#{how}#{list(blocks)}", "collective", [x], same_shape(x), x.shape, x.dtype,
+                  relocation=("all_reduce", how), group=blocks)
+
+
+def all_gather(low: Lowering, x: Tensor, d: int, blocks: Sequence[Block]) -> Tensor:
+    """Shards of dimension ``d`` joined in rank order."""
+    if not blocks:
+        return x
+    n = x.shape[d]
+    shape = list(x.shape)
+    iters = same_shape(x)
+    for stride, block in outer_ties(blocks, n, d):
+        iters.append(Iter(block.size, "p", (Tie(1, d, stride, block.size),), from_mesh=(Tie(1, block.dim, block.stride, block.size),)))
+        shape[d] *= block.size
+    return low.op(f"all_gather#{d}#{list(blocks)}", "collective", [x], iters, shape, x.dtype, relocation=("all_gather", "none"), group=blocks)
+
+
+def scatter(low: Lowering, x: Tensor, d: int, kind: str, how: str, blocks: Sequence[Block]) -> Tensor:
+    """Block r of dimension ``d`` goes to rank r."""
+    if not blocks:
+        return x
+    size = 1
+    for b in blocks:
+        size *= b.size
+    if x.shape[d] % size:
+        raise Unsupported(f"dimension {d} of {x.shape[d]} elements is not divisible by {size} ranks")
+    n = x.shape[d] // size
+    shape = [n if k == d else m for k, m in enumerate(x.shape)]
+    iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
+    for stride, block in outer_ties(blocks, n, d):
+        iters.append(Iter(block.size, "p", (), ((0, (Tie(1, d, stride, block.size),)),),
+                          to_mesh=(Tie(1, block.dim, block.stride, block.size),)))
+    return low.op(f"{kind}#{how}#{d}#{list(blocks)}", "collective", [x], iters, shape, x.dtype, relocation=(kind, how), group=blocks)
+
+
+def all_to_all(low: Lowering, x: Tensor, split: int, join: int, blocks: Sequence[Block]) -> Tensor:
+    """Block j of dimension ``split`` goes to rank j; what arrives is joined along ``join`` in rank order."""
+    if not blocks:
+        return x
+    size = 1
+    for b in blocks:
+        size *= b.size
+    if x.shape[split] % size:
+        raise Unsupported(f"dimension {split} of {x.shape[split]} elements is not divisible by {size} ranks")
+    shape = list(x.shape)
+    shape[split] //= size
+    iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
+    inner = shape[split]
+    for stride, block in outer_ties(blocks, inner, split):
+        iters.append(Iter(block.size, "p", (), ((0, (Tie(1, split, stride, block.size),)),),
+                          to_mesh=(Tie(1, block.dim, block.stride, block.size),)))
+    joined = outer_ties(blocks, shape[join], join)
+    for stride, block in joined:
+        iters.insert(len(shape), Iter(block.size, "p", (Tie(1, join, stride, block.size),),
+                                      from_mesh=(Tie(1, block.dim, block.stride, block.size),)))
+    shape[join] *= size
+    return low.op(f"all_to_all#{split}#{join}#{list(blocks)}", "collective", [x], iters, shape, x.dtype,
+                  relocation=("all_to_all", "none"), group=blocks)
+
+
+@lowers("_c10d_functional.all_reduce", "_c10d_functional.all_reduce_", "c10d_functional.all_reduce")
+def all_reduce_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    return all_reduce(low, args[0], reduction_name(args[1]), low.group_blocks(args[2]))
+
+
+@lowers("vllm.all_reduce")
+def vllm_all_reduce(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    return all_reduce(low, args[0], "sum", low.group_blocks(kwargs.get("group_name", args[1] if len(args) > 1 else None)))
+
+
+@lowers("_c10d_functional.all_gather_into_tensor", "c10d_functional.all_gather_into_tensor")
+def all_gather_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    return all_gather(low, args[0], 0, low.group_blocks(args[2]))
+
+
+@lowers("vllm.all_gather")
+def vllm_all_gather(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, d = args[0], args[1]
+    return all_gather(low, x, d + len(x.shape) if d < 0 else d, low.group_blocks(args[3]))
+
+
+@lowers("_c10d_functional.reduce_scatter_tensor", "c10d_functional.reduce_scatter_tensor")
+def reduce_scatter_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    return scatter(low, args[0], 0, "reduce_scatter", reduction_name(args[1]), low.group_blocks(args[3]))
+
+
+@lowers("_c10d_functional.all_to_all_single")
+def all_to_all_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, outs, ins = args[0], args[1], args[2]
+    if not all(isinstance(s, int) for s in [*outs, *ins]):
+        raise Unsupported("its split sizes differ between ranks or depend on data")
+    if len(set(outs)) > 1 or len(set(ins)) > 1 or list(outs) != list(ins):
+        raise Unsupported("its split sizes are not all equal")
+    return all_to_all(low, x, 0, 0, low.group_blocks(args[3]))
+
+
+@lowers("_dtensor.shard_dim_alltoall")
+def shard_dim_alltoall(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """DTensor: from sharded on ``gather_dim`` to sharded on ``shard_dim``."""
+    return all_to_all(low, args[0], args[2], args[1], low.group_blocks(args[3]))
+
+
+@lowers("_c10d_functional.broadcast", "_c10d_functional.broadcast_")
+def broadcast_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, blocks = args[0], low.group_blocks(args[2])
+    if not blocks:
+        return x
+    return low.op(f"broadcast#{args[1]}#{list(blocks)}", "collective", [x], same_shape(x), x.shape, x.dtype,
+                  relocation=("broadcast", "none"), group=blocks)

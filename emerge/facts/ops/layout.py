@@ -1,0 +1,408 @@
+"""Layout operators: view, permute, expand, slice, split, cat and the like.
+
+Rearrangements become layouts (free in the derivation). Slices that cut a dimension into equal pieces select an index of
+the outer axis; other slices and concatenations are operators on whole, ordered axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from emerge.facts.families import FamilyNode, RankVector
+from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
+from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
+
+
+def view(low: Lowering, x: Tensor, shape: Sequence[int]) -> Tensor:
+    """``x`` in row-major order under another shape.
+
+    Dimensions are grouped where the products meet; inside a group strides are compared exactly. Where a boundary of one
+    side falls inside an axis of the other without dividing it, there are no common axes: the view becomes an operator
+    that reads its dimensions whole and in order.
+    """
+    if tuple(shape) == x.shape:
+        return x
+    if prod(shape) == 0:
+        raise Unsupported("has no elements")
+    ties: list[tuple[int, int, int, int, int]] = []
+    i = j = 0
+    while i < len(x.shape) or j < len(shape):
+        gi, gj, pi, pj = [], [], 1, 1
+        while True:
+            if pi <= pj and i < len(x.shape) and (pi < pj or not gi):
+                gi.append(i)
+                pi *= x.shape[i]
+                i += 1
+            elif j < len(shape) and (pj < pi or not gj):
+                gj.append(j)
+                pj *= shape[j]
+                j += 1
+            elif i < len(x.shape) and pi < pj:
+                gi.append(i)
+                pi *= x.shape[i]
+                i += 1
+            else:
+                break
+        if pi != pj:
+            raise Unsupported(f"view of {list(x.shape)} as {list(shape)}")
+        made = _group_ties(gi, [x.shape[k] for k in gi], gj, [shape[k] for k in gj])
+        if made is None:
+            return _reshape(low, x, shape)
+        ties += made
+    result = low.layout(x, shape, ties)
+    low.view_of[result.id] = x
+    return result
+
+
+def _group_ties(gi: list[int], ni: list[int], gj: list[int], nj: list[int]) -> list[tuple[int, int, int, int, int]] | None:
+    """Ties between the dimensions of one group, None when boundaries do not nest."""
+    ties = []
+    for a, (da, na) in enumerate(zip(gi, ni)):
+        base_a = prod(ni[a + 1 :])
+        for b, (db, nb) in enumerate(zip(gj, nj)):
+            base_b = prod(nj[b + 1 :])
+            low, high = max(base_a, base_b), min(base_a * na, base_b * nb)
+            if low >= high:
+                continue
+            if low % base_a or low % base_b or high % low:
+                return None
+            ties.append((db, low // base_b, da, low // base_a, high // low))
+    return ties
+
+
+def _reshape(low: Lowering, x: Tensor, shape: Sequence[int]) -> Tensor:
+    iters = [Iter(n, "pos", whole(n, d)) for d, n in enumerate(shape)]
+    iters += [Iter(n, "o", (), ((0, whole(n, d)),)) for d, n in enumerate(x.shape)]
+    return low.op(f"reshape#{list(x.shape)}#{list(shape)}", "copy", [x], iters, shape, x.dtype)
+
+
+@lowers("aten.view", "aten.reshape", "aten._unsafe_view", "aten.view_copy", "aten.flatten", "aten.unflatten", "aten.view_as",
+        "aten.squeeze", "aten.squeeze_", "aten.unsqueeze", "aten.unsqueeze_", "aten._reshape_alias", "aten.ravel", "aten.squeeze_copy",
+        "aten.unsqueeze_copy", "aten.reshape_as")
+def any_view(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    if node.shape is None or any(not isinstance(n, int) for n in node.shape):
+        raise Unsupported("its shape depends on data")
+    shape = [int(n) for n in node.shape]
+    if node.op.split(".")[1] in ("view", "reshape", "_unsafe_view", "view_copy") and len(args) > 1 and isinstance(args[1], list):
+        if all(isinstance(n, int) for n in args[1]):
+            shape = list(resolve_view(args[0].shape, args[1]))
+        elif any(isinstance(n, RankVector) for n in args[1]):
+            raise Unsupported("its shape differs between ranks")
+    return view(low, args[0], shape)
+
+
+def permute(low: Lowering, x: Tensor, order: Sequence[int]) -> Tensor:
+    """Dimension ``k`` of the result is dimension ``order[k]`` of ``x``."""
+    shape = [x.shape[d] for d in order]
+    if list(order) == sorted(order):
+        return x
+    return low.layout(x, shape, [(k, 1, d, 1, n) for k, (d, n) in enumerate(zip(order, shape))])
+
+
+@lowers("aten.transpose", "aten.t", "aten.permute", "aten.numpy_T", "aten.mT", "aten.movedim", "aten.t_copy", "aten.permute_copy",
+        "aten.transpose_copy", "aten.swapaxes", "aten.swapdims")
+def transposes(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, name = args[0], node.op.split(".")[1].removesuffix("_copy")
+    rank = len(x.shape)
+    order = list(range(rank))
+    if name == "permute":
+        order = [normalize_dim(d, rank) for d in args[1]]
+    elif name in ("transpose", "swapaxes", "swapdims"):
+        a, b = normalize_dim(args[1], rank), normalize_dim(args[2], rank)
+        order[a], order[b] = order[b], order[a]
+    elif name == "movedim":
+        src = [args[1]] if isinstance(args[1], int) else args[1]
+        dst = [args[2]] if isinstance(args[2], int) else args[2]
+        src, dst = [normalize_dim(d, rank) for d in src], [normalize_dim(d, rank) for d in dst]
+        rest = [d for d in order if d not in src]
+        order = [-1] * rank
+        for s, d in zip(src, dst):
+            order[d] = s
+        order = [d if d >= 0 else rest.pop(0) for d in order]
+    elif name == "mT":
+        order[-1], order[-2] = order[-2], order[-1]
+    else:
+        order.reverse()
+    return permute(low, x, order)
+
+
+@lowers("aten.expand", "aten.broadcast_to", "aten.expand_as", "aten.expand_copy")
+def expand(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    return low.broadcast_to(args[0], node.shape)
+
+
+@lowers("aten.repeat", "aten.tile")
+def repeat(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, reps = args[0], list(args[1])
+    if any(not isinstance(r, int) for r in reps):
+        raise Unsupported("its repeats differ between ranks")
+    lead = len(reps) - len(x.shape)
+    shape = [1] * lead + list(x.shape)
+    spread = [n for r, s in zip(reps, shape) for n in (r, s)]
+    inner = [n for s in shape for n in (1, s)]
+    return view(low, low.broadcast_to(view(low, x, inner), spread), [r * s for r, s in zip(reps, shape)])
+
+
+@lowers("aten.repeat_interleave")
+def repeat_interleave(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, times = args[0], args[1] if len(args) > 1 else None
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else None)
+    if not isinstance(times, int) or dim is None:
+        raise Unsupported("repeats a data-dependent number of times")
+    d = normalize_dim(dim, len(x.shape))
+    inner = [*x.shape[: d + 1], 1, *x.shape[d + 1 :]]
+    spread = [*x.shape[: d + 1], times, *x.shape[d + 1 :]]
+    return view(low, low.broadcast_to(view(low, x, inner), spread), [*x.shape[:d], x.shape[d] * times, *x.shape[d + 1 :]])
+
+
+def select(low: Lowering, x: Tensor, d: int, index: int, size: int) -> Tensor:
+    """Piece ``index`` of the ``shape[d] / size`` equal pieces of dimension ``d``."""
+    pieces = x.shape[d] // size
+    if pieces == 1:
+        return x
+    shape = [size if k == d else n for k, n in enumerate(x.shape)]
+    iters = [axis(n, "p", k, a0=k) for k, n in enumerate(shape)]
+    iters.append(Iter(pieces, "o", (), ((0, (Tie(1, d, size, pieces),)),)))
+    result = low.op(f"select#{index}#{pieces}", "slice", [x], iters, shape, x.dtype)
+    low.select_of[result.id] = (x, d, index, pieces)
+    return result
+
+
+def slice_plain(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: int) -> Tensor:
+    """``x[start:stop:step]`` along ``d``, the same on every rank."""
+    n = x.shape[d]
+    size = max(0, -(-(stop - start) // step))
+    if size == n:
+        return x
+    if size == 0:
+        raise Unsupported("slice without elements")
+    if step == 1 and n % size == 0 and start % size == 0:
+        return select(low, x, d, start // size, size)
+    shape = [size if k == d else m for k, m in enumerate(x.shape)]
+    if step > 1 and n % step == 0 and size * step == n:
+        # every step-th element: index `start` of the inner axis
+        iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape) if k != d]
+        iters.insert(d, Iter(size, "p", whole(size, d), ((0, (Tie(1, d, step, size),)),)))
+        iters.append(Iter(step, "o", (), ((0, (Tie(1, d, 1, step),)),)))
+        return low.op(f"stride#{start}#{step}", "slice", [x], iters, shape, x.dtype)
+    iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
+    iters[d] = Iter(size, "pos", whole(size, d))
+    iters.append(Iter(n, "o", (), ((0, whole(n, d)),)))
+    return low.op(f"slice#{start}#{stop}#{step}#{n}", "slice", [x], iters, shape, x.dtype)
+
+
+def rank_slice(low: Lowering, x: Tensor, d: int, starts: Sequence[int], size: int) -> Tensor:
+    """Rank r takes ``x[starts[r] : starts[r] + size]`` along ``d``."""
+    form = low.mesh.affine(list(starts))
+    if form is None:
+        raise Unsupported("its bounds are not an affine function of the rank")
+    unit = size
+    for slope, block in reversed(form.terms):
+        if slope != unit:
+            raise Unsupported(f"rank slices of {size} elements lie {slope} apart")
+        unit = slope * block.size
+    base = slice_plain(low, x, d, form.base, form.base + unit, 1)
+    shape = [size if k == d else n for k, n in enumerate(base.shape)]
+    iters = [axis(n, "p", k, a0=k) for k, n in enumerate(shape)]
+    for slope, block in form.terms:
+        iters.append(Iter(block.size, "p", (), ((0, (Tie(1, d, slope, block.size),)),),
+                          to_mesh=(Tie(1, block.dim, block.stride, block.size),)))
+    return low.op("rank_slice", "rank_slice", [base], iters, shape, x.dtype,
+                  relocation=("rank_slice", "none"), group=[b for _, b in form.terms])
+
+
+def any_slice(low: Lowering, x: Tensor, d: int, start: Any, end: Any, step: int) -> Tensor:
+    """A slice whose bounds may differ between ranks."""
+    n = x.shape[d]
+    starts, ends = low.integers(0 if start is None else start), low.integers(n if end is None else end)
+    if starts is None or ends is None or not isinstance(step, int):
+        raise Unsupported("its bounds are not integers")
+    bounds = [slice_bounds(n, s, e, step) for s, e in zip(starts, ends)]
+    if len(set(bounds)) == 1:
+        return slice_plain(low, x, d, bounds[0][0], bounds[0][1], step)
+    sizes = {b - a for a, b in bounds}
+    if len(sizes) != 1 or step != 1:
+        raise Unsupported("its length differs between ranks")
+    return rank_slice(low, x, d, [a for a, _ in bounds], sizes.pop())
+
+
+@lowers("aten.slice", "aten.slice_copy", "aten.narrow")
+def slices(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x = args[0]
+    if node.op.startswith("aten.narrow"):
+        d = normalize_dim(args[1], len(x.shape))
+        starts = low.integers(args[2])
+        if starts is None or not isinstance(args[3], int):
+            raise Unsupported("its bounds are not integers")
+        return any_slice(low, x, d, args[2], RankVector(tuple(s + args[3] for s in starts)), 1)
+    full = [*args[1:], *[None] * (4 - len(args[1:]))]
+    d = normalize_dim(kwargs.get("dim", full[0]) or 0, len(x.shape))
+    start, end = kwargs.get("start", full[1]), kwargs.get("end", full[2])
+    step = kwargs.get("step", full[3])
+    return any_slice(low, x, d, start, end, 1 if step is None else step)
+
+
+@lowers("aten.select", "aten.select_copy")
+def select_int(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x = args[0]
+    d = normalize_dim(args[1], len(x.shape))
+    starts = low.integers(args[2])
+    if starts is None:
+        raise Unsupported("its index is not an integer")
+    starts = [s + x.shape[d] if s < 0 else s for s in starts]
+    return view(low, any_slice(low, x, d, RankVector(tuple(starts)), RankVector(tuple(s + 1 for s in starts)), 1),
+                [n for k, n in enumerate(x.shape) if k != d])
+
+
+@lowers("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.split_with_sizes_copy", "aten.split_copy", "aten.unbind")
+def splits(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Multi:
+    x, name = args[0], node.op.split(".")[1].removesuffix("_copy")
+    how = args[1] if len(args) > 1 else None
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+    if name == "unbind":
+        dim, how = kwargs.get("dim", args[1] if len(args) > 1 else 0), 1
+    d = normalize_dim(dim, len(x.shape))
+    n = x.shape[d]
+    if isinstance(how, RankVector):
+        raise Unsupported("its sizes differ between ranks")
+    if isinstance(how, list):
+        if any(not isinstance(s, int) for s in how):
+            raise Unsupported("its sizes differ between ranks")
+        sizes = how if name != "tensor_split" else [b - a for a, b in zip([0, *how], [*how, n])]
+    else:
+        size = int(how) if name in ("split", "unbind") else -(-n // int(how))
+        if name == "tensor_split":
+            raise Unsupported("tensor_split by number")
+        sizes = [min(size, n - s) for s in range(0, n, size)]
+
+    def piece(i: int) -> Tensor:
+        start = sum(sizes[:i])
+        part = slice_plain(low, x, d, start, start + sizes[i], 1)
+        return view(low, part, [m for k, m in enumerate(x.shape) if k != d]) if name == "unbind" else part
+
+    multi = Multi(piece)
+    multi.pieces = (x, d, sizes)  # type: ignore[attr-defined]
+    return multi
+
+
+def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
+    """Concatenation along ``d``."""
+    parts = [p for p in parts if p.shape != (0,)]
+    if len(parts) == 1:
+        return parts[0]
+    regathered = _cat_of_selects(low, parts, d)
+    if regathered is not None:
+        return regathered
+    sizes = [p.shape[d] for p in parts]
+    total = sum(sizes)
+    shape = [total if k == d else n for k, n in enumerate(parts[0].shape)]
+    iters = [axis(n, "p", k, **{f"a{j}": k for j in range(len(parts))}) for k, n in enumerate(shape)]
+    if len(set(sizes)) == 1:
+        n = sizes[0]
+        iters[d] = Iter(n, "p", (Tie(1, d, 1, n),), tuple((j, whole(n, d)) for j in range(len(parts))))
+        iters.append(Iter(len(parts), "pos", (Tie(1, d, n, len(parts)),)))
+        return low.op("cat", "cat", parts, iters, shape, parts[0].dtype)
+    iters[d] = Iter(total, "pos", whole(total, d))
+    iters += [Iter(n, "o", (), ((j, whole(n, d)),)) for j, n in enumerate(sizes)]
+    return low.op(f"cat#{sizes}", "cat", parts, iters, shape, parts[0].dtype)
+
+
+def _cat_of_selects(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | None:
+    """All equal pieces of one tensor joined in order: only a rearrangement (gather on another dimension)."""
+    found = [low.select_of.get(p.id) for p in parts]
+    first = found[0]
+    if first is None or first[3] != len(parts):
+        return None
+    if any(f is None or f[0].id != first[0].id or f[1] != first[1] or f[2] != i or f[3] != first[3] for i, f in enumerate(found)):
+        return None
+    source, e, _, pieces = first
+    if e == d:
+        return source
+    n = source.shape[e] // pieces
+    shape = list(parts[0].shape)
+    shape[d] *= pieces
+    ties = [(k, 1, k, 1, m) for k, m in enumerate(source.shape) if k not in (d, e)]
+    ties += [(e, 1, e, 1, n), (d, 1, d, 1, source.shape[d]), (d, source.shape[d], e, n, pieces)]
+    return low.layout(source, shape, ties)
+
+
+@lowers("aten.cat", "aten.concat", "aten.concatenate")
+def cat_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    parts = args[0]
+    if any(not isinstance(p, Tensor) for p in parts):
+        raise Unsupported("joins something that is not a tensor")
+    return cat(low, parts, normalize_dim(dim, len(parts[0].shape)))
+
+
+@lowers("aten.stack")
+def stack(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    d = normalize_dim(dim, len(args[0][0].shape) + 1)
+    return cat(low, [view(low, p, [*p.shape[:d], 1, *p.shape[d:]]) for p in args[0]], d)
+
+
+@lowers("aten.slice_scatter")
+def slice_scatter(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, src = args[0], args[1]
+    rest = [*args[2:], *[None] * (4 - len(args[2:]))]
+    d = normalize_dim(rest[0] or 0, len(x.shape))
+    start, stop = slice_bounds(x.shape[d], 0 if rest[1] is None else rest[1], x.shape[d] if rest[2] is None else rest[2], rest[3] or 1)
+    if rest[3] not in (None, 1):
+        raise Unsupported("slice_scatter with a step")
+    if stop - start == x.shape[d]:
+        return low.retyped(src, x.dtype)
+    parts = [slice_plain(low, x, d, 0, start, 1)] if start else []
+    parts.append(src)
+    if stop < x.shape[d]:
+        parts.append(slice_plain(low, x, d, stop, x.shape[d], 1))
+    return cat(low, parts, d)
+
+
+@lowers("operator.getitem")
+def getitem(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if isinstance(args[1], RankVector) and hasattr(args[0], "pieces"):
+        x, d, sizes = args[0].pieces
+        if len(set(sizes)) != 1:
+            raise Unsupported("ranks pick pieces of different sizes")
+        return rank_slice(low, x, d, [int(i) * sizes[0] for i in args[1].values], sizes[0])
+    if not isinstance(args[1], int):
+        raise Unsupported("its index is not an integer")
+    return args[0][args[1]]
+
+
+@lowers("aten.tril", "aten.triu", "aten.tril_", "aten.triu_")
+def triangle(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, name = args[0], node.op.split(".")[1].rstrip("_")
+    diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
+    if not isinstance(diagonal, int):
+        raise Unsupported("its diagonal differs between ranks")
+    rank = len(x.shape)
+    iters = [axis(n, "o" if d >= rank - 2 else "p", d, a0=d) for d, n in enumerate(x.shape)]
+    return low.op(f"{name}#{diagonal}", "copy", [x], iters, x.shape, x.dtype)
+
+
+@lowers("aten.flip", "aten.roll")
+def reorder(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, name = args[0], node.op.split(".")[1]
+    dims = args[1] if name == "flip" else kwargs.get("dims", args[2] if len(args) > 2 else [])
+    dims = {normalize_dim(d, len(x.shape)) for d in ([dims] if isinstance(dims, int) else dims)}
+    if not dims:
+        dims = set(range(len(x.shape)))
+    iters = [axis(n, "o" if d in dims else "p", d, a0=d) for d, n in enumerate(x.shape)]
+    return low.op(f"{name}#{args[1:]}", "copy", [x], iters, x.shape, x.dtype)
+
+
+@lowers("aten.constant_pad_nd", "aten.pad")
+def pad(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, widths = args[0], args[1]
+    value = kwargs.get("value", args[2] if len(args) > 2 else 0)
+    if any(not isinstance(w, int) for w in widths) or not isinstance(value, (int, float)) or node.shape is None:
+        raise Unsupported("its widths differ between ranks")
+    shape = [int(n) for n in node.shape]
+    changed = {len(x.shape) - 1 - i // 2 for i, w in enumerate(widths) if w}
+    iters = [Iter(n, "pos", whole(n, d)) if d in changed else axis(n, "p", d, a0=d) for d, n in enumerate(shape)]
+    iters += [Iter(x.shape[d], "o", (), ((0, whole(x.shape[d], d)),)) for d in sorted(changed)]
+    return low.op(f"pad#{widths}#{value}", "copy" if value == 0 else "pad", [x], iters, shape, x.dtype)

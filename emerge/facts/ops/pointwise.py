@@ -1,0 +1,407 @@
+"""Pointwise operators: element by element, operands broadcast from the right; scalar constants go into the body."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from emerge.facts.base import constant_text
+from emerge.facts.families import FamilyNode, RankVector
+from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
+from emerge.graph.model import is_floating, is_integer
+
+#: ATen name -> kind of body, for functions of one operand without attributes.
+UNARY = {
+    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log1p": "log1p", "sqrt": "sqrt",
+    "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "relu": "relu", "silu": "silu", "mish": "mish",
+    "sin": "sin", "cos": "cos", "tan": "tan", "erf": "erf", "abs": "abs", "reciprocal": "reciprocal", "floor": "floor",
+    "ceil": "ceil", "round": "round", "trunc": "trunc", "sign": "sign", "logical_not": "not", "isnan": "isnan",
+    "isinf": "isinf", "softplus": "softplus", "hardtanh": "hardtanh", "hardswish": "hardswish", "square": "square",
+    "log_sigmoid": "log_sigmoid", "relu6": "relu6", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
+}
+COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
+SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+
+
+def attributes(node: FamilyNode, args: list[Any], kwargs: dict[str, Any], skip: int = 1) -> str:
+    """Text of the remaining plain attributes, part of the body.
+
+    Raises:
+        Unsupported: an attribute is a tensor or differs between ranks.
+    """
+    parts = []
+    for value in [*args[skip:], *(v for k, v in sorted(kwargs.items()) if k not in ("dtype", "device", "layout", "pin_memory", "memory_format"))]:
+        if isinstance(value, (Tensor, RankVector)):
+            raise Unsupported("an attribute is a tensor or differs between ranks")
+        if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+            parts.append(constant_text(value))
+        else:
+            parts.append(str(value))
+    return "#".join(parts)
+
+
+def unary(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    kind = UNARY[node.op.split(".")[1].rstrip("_")]
+    attrs = attributes(node, args, kwargs)
+    return low.pointwise(f"{kind}#{attrs}" if attrs else kind, kind, [args[0]], result_dtype(node, args[0].dtype))
+
+
+for _name in UNARY:
+    lowers(f"aten.{_name}", f"aten.{_name}_")(unary)
+
+
+@lowers("aten.neg", "aten.neg_")
+def negate(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x = args[0]
+    return low.scaled(x, Fraction(-1)) if is_floating(x.dtype) else low.pointwise("neg", "neg", [x], x.dtype)
+
+
+@lowers("aten.gelu", "aten.gelu_")
+def gelu(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    how = kwargs.get("approximate", args[1] if len(args) > 1 else "none")
+    return low.pointwise(f"gelu#{how}", "gelu", [args[0]], args[0].dtype)
+
+
+@lowers("aten.leaky_relu", "aten.elu", "aten.clamp", "aten.clamp_", "aten.clamp_min", "aten.clamp_max", "aten.nan_to_num")
+def unary_with_attributes(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    name = node.op.split(".")[1].rstrip("_")
+    return low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], result_dtype(node, args[0].dtype))
+
+
+def rank_vector_fraction(value: Any) -> list[Fraction] | None:
+    """Exact constants, one per rank, of a rank-dependent number."""
+    if isinstance(value, RankVector) and all(isinstance(v, (int, float)) for v in value.values):
+        return [Fraction(v) for v in value.values]
+    return None
+
+
+def add_constant(low: Lowering, x: Tensor, c: Fraction | float, dtype: str) -> Tensor:
+    if c == 0:
+        return x
+    result = low.pointwise(f"addc#{constant_text(c)}", "addc", [x], dtype)
+    note_index(low, result, "shift", x, c)
+    return result
+
+
+def note_index(low: Lowering, result: Tensor, how: str, x: Tensor, value: Any) -> None:
+    """Writes integer arithmetic with a constant for the index domain (datalog/analysis/index.dl)."""
+    if not is_integer(x.dtype):
+        return
+    per_rank = low.integers(int(value)) if isinstance(value, Fraction) and value.denominator == 1 else low.integers(value)
+    record = low.rank_int(per_rank) if per_rank is not None else None
+    if record is not None:
+        low.base.add("index_scalar", low.op_of[result.id], how, record)
+
+
+@lowers("aten.add", "aten.add_", "operator.add")
+def add(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    return _sum(low, node, args[0], args[1], kwargs.get("alpha", args[2] if len(args) > 2 else 1), 1)
+
+
+@lowers("aten.sub", "aten.sub_", "operator.sub")
+def sub(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    return _sum(low, node, args[0], args[1], kwargs.get("alpha", args[2] if len(args) > 2 else 1), -1)
+
+
+@lowers("aten.rsub")
+def rsub(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    return _sum(low, node, args[1], args[0], kwargs.get("alpha", args[2] if len(args) > 2 else 1), -1)
+
+
+def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int) -> Tensor:
+    """``x + sign * alpha * y``."""
+    dtype = result_dtype(node, x.dtype if isinstance(x, Tensor) else y.dtype)
+    factor = scalar_constant(alpha)
+    if not isinstance(factor, Fraction):
+        raise Unsupported(f"alpha {alpha!r} is not a number")
+    cx, cy = scalar_constant(x), scalar_constant(y)
+    if isinstance(x, Tensor) and isinstance(y, RankVector):
+        values = rank_vector_fraction(y)
+        if values is None or not is_integer(dtype):
+            raise Unsupported("adds a constant that differs between ranks")
+        vector = RankVector(tuple(int(sign * factor * v) for v in values))
+        result = low.pointwise(f"addc#{vector.values}", "addc", [x], dtype)
+        note_index(low, result, "shift", x, vector)
+        return result
+    if isinstance(x, Tensor) and cy is not None and not (isinstance(y, Tensor) and cx is not None):
+        return add_constant(low, x, sign * factor * cy, dtype)
+    if isinstance(y, Tensor) and cx is not None:
+        other = low.scaled(y, sign * factor) if is_floating(dtype) else y
+        if not is_floating(dtype) and sign * factor != 1:
+            return low.pointwise(f"csub#{constant_text(cx)}#{sign * factor}", "csub", [y], dtype)
+        return add_constant(low, other, cx, dtype)
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise Unsupported("operands are not tensors")
+    if factor != 1:
+        if not is_floating(dtype):
+            return low.pointwise(f"add#{sign * factor}", "add", [x, y], dtype)
+        y = low.scaled(y, factor)
+    if sign < 0:
+        return low.pointwise("sub", "sub", [x, y], dtype)
+    return low.pointwise("add", "add", [x, y], dtype, commutative=True)
+
+
+@lowers("aten.mul", "aten.mul_", "operator.mul")
+def mul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, y = args[0], args[1]
+    if not isinstance(x, Tensor) or (scalar_constant(x) is not None and isinstance(y, Tensor)):
+        x, y = y, x
+    dtype = result_dtype(node, x.dtype)
+    values = rank_vector_fraction(y)
+    if values is not None:
+        return rank_weighted(low, x, values, dtype)
+    c = scalar_constant(y)
+    if c is not None:
+        if is_floating(dtype) and is_floating(x.dtype) and isinstance(c, Fraction) and c != 0:
+            return low.scaled(x, c, dtype)
+        result = low.pointwise(f"mulc#{constant_text(c)}", "mulc", [x], dtype)
+        note_index(low, result, "times", x, c)
+        return result
+    if x.dtype == "bool" and y.dtype != "bool":
+        x, y = y, x
+    if y.dtype == "bool" and x.dtype != "bool":
+        # x * mask keeps x where the mask holds and is 0 elsewhere
+        if is_floating(dtype):
+            return fill(low, x, low.pointwise("not", "not", [y], "bool"), Fraction(0), dtype)
+        return low.pointwise("keep", "keep", [x, y], dtype)
+    return low.pointwise("mul", "mul", [x, y], dtype, commutative=True)
+
+
+@lowers("aten.div", "aten.div_", "aten.true_divide", "operator.truediv")
+def div(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, y = args[0], args[1]
+    mode = kwargs.get("rounding_mode", args[2] if len(args) > 2 else None)
+    dtype = result_dtype(node, x.dtype if isinstance(x, Tensor) else y.dtype)
+    c = scalar_constant(y)
+    if mode is not None:
+        if c is not None:
+            return low.pointwise(f"div_{mode}#{constant_text(c)}", "div_mode", [x], dtype)
+        return low.pointwise(f"div_{mode}", "div_mode", [x, y], dtype)
+    values = rank_vector_fraction(y)
+    if values is not None and all(values):
+        return rank_weighted(low, x, [1 / v for v in values], dtype)
+    if isinstance(x, Tensor) and isinstance(c, Fraction) and c != 0 and is_floating(x.dtype):
+        return low.scaled(x, 1 / c, dtype)
+    if isinstance(x, Tensor) and c is not None:
+        return low.pointwise(f"divc#{constant_text(c)}", "divc", [x], dtype)
+    cx = scalar_constant(x)
+    if cx is not None and isinstance(y, Tensor):
+        if isinstance(cx, Fraction) and is_floating(dtype):
+            return low.scaled(low.pointwise("reciprocal", "reciprocal", [y], dtype), cx) if cx else low.pointwise("cdiv#0", "cdiv", [y], dtype)
+        return low.pointwise(f"cdiv#{constant_text(cx)}", "cdiv", [y], dtype)
+    return low.pointwise("div", "div", [x, y], dtype)
+
+
+def rank_weighted(low: Lowering, x: Tensor, values: list[Fraction], dtype: str) -> Tensor:
+    """``x`` times a constant per rank; where the constants add up to 1 over a block of the mesh it can be a partial sum."""
+    body = "rank_weight#" + ",".join(map(str, values))
+    iters = [axis(n, "p", d, a0=d) for d, n in enumerate(x.shape)]
+    result = low.op(body, "rank_weight", [x], iters, x.shape, dtype)
+    blocks = low.mesh.whole()
+    if sum(values) == 1:
+        low.op(body, "rank_weight", [x], iters, x.shape, dtype, form_of=result, relocation=("rank_weight", "sum"), group=blocks)
+    return result
+
+
+@lowers("aten.pow", "operator.pow")
+def power(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, y = args[0], args[1]
+    cx, cy = scalar_constant(x), scalar_constant(y)
+    if isinstance(x, Tensor) and cy is not None:
+        dtype = result_dtype(node, x.dtype)
+        if cy == 1:
+            return x
+        if cy == 2:
+            return low.pointwise("square", "square", [x], dtype)
+        return low.pointwise(f"powc#{constant_text(cy)}", "powc", [x], dtype)
+    if cx is not None and isinstance(y, Tensor):
+        return low.pointwise(f"cpow#{constant_text(cx)}", "cpow", [y], result_dtype(node, y.dtype))
+    return low.pointwise("pow", "pow", [x, y], result_dtype(node, x.dtype))
+
+
+def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    name = node.op.split(".")[1].rstrip("_")
+    x, y = args[0], args[1]
+    if not isinstance(x, Tensor) or (scalar_constant(x) is not None and isinstance(y, Tensor)):
+        x, y, name = y, x, SWAPPED[name]
+    c = scalar_constant(y)
+    if c is not None or isinstance(y, RankVector):
+        text = constant_text(c) if c is not None else str(y.values)
+        result = low.pointwise(f"{name}c#{text}", f"{name}c", [x], "bool")
+        note_index(low, result, name, x, c if c is not None else y)
+        return result
+    return low.pointwise(name, name, [x, y], "bool", commutative=name in ("eq", "ne"))
+
+
+for _name in COMPARE:
+    lowers(f"aten.{_name}", f"operator.{_name}")(compare)
+
+
+@lowers("aten.bitwise_not")
+def bitwise_not(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x = args[0]
+    return low.pointwise("not", "not", [x], "bool") if x.dtype == "bool" else low.pointwise("bitnot", "bitnot", [x], x.dtype)
+
+
+def logic(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    name = node.op.split(".")[1].strip("_")
+    x, y = args[0], args[1]
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise Unsupported("logic with a Python scalar")
+    short = "and" if "and" in name else "xor" if "xor" in name else "or"
+    if name.startswith("logical") or (x.dtype == "bool" and y.dtype == "bool"):
+        if x.dtype != "bool" or y.dtype != "bool":
+            return low.pointwise(f"logical_{short}", "logical", [x, y], "bool")
+        return low.pointwise(short, short, [x, y], "bool", commutative=short != "xor")
+    return low.pointwise(f"bit{short}", "bit", [x, y], result_dtype(node, x.dtype))
+
+
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or", "logical_xor", "__or__", "__and__"):
+    lowers(f"aten.{_name}")(logic)
+
+
+@lowers("aten.maximum", "aten.minimum", "aten.remainder", "aten.fmod", "aten.floor_divide", "aten.atan2")
+def other_binary(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    name = node.op.split(".")[1]
+    x, y = args[0], args[1]
+    c = scalar_constant(y)
+    if isinstance(x, Tensor) and c is not None:
+        return low.pointwise(f"{name}c#{constant_text(c)}", f"{name}c", [x], result_dtype(node, x.dtype))
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise Unsupported("an operand is a constant")
+    return low.pointwise(name, name, [x, y], result_dtype(node, x.dtype), commutative=name in ("maximum", "minimum"))
+
+
+def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype: str) -> Tensor:
+    """``value`` where the mask holds, ``x`` elsewhere.
+
+    Zeros written into a look-up may as well be written into its one-hot operand: that form is noted too.
+    """
+    source = low.view_of.get(x.id)
+    if value == 0 and source is not None and mask.shape == x.shape:
+        # a view commutes with pointwise operators; taken off, the look-up below it comes to light
+        from emerge.facts.ops.layout import view
+
+        return view(low, fill(low, source, view(low, mask, source.shape), value, dtype), x.shape)
+    result = low.pointwise(f"fill#{constant_text(value)}", "fill0" if value == 0 else "fill", [x, mask], dtype)
+    note_index(low, result, "fill", x, value)
+    found = low.lookup_of.get(x.id)
+    if value == 0 and found is not None:
+        hot, table, iters = found
+        spread = _mask_of_hot(low, x, mask, hot, iters)
+        if spread is not None:
+            masked = low.pointwise(f"fill#{constant_text(value)}", "fill0", [hot, spread], hot.dtype)
+            form = low.form("dot", "dot", [masked, table], iters, result)
+            if form is not None:
+                low.base.add("masked_lookup_form", form, low.op_of[result.id])
+    return result
+
+
+def _mask_of_hot(low: Lowering, x: Tensor, mask: Tensor, hot: Tensor, iters: list[Iter]) -> Tensor | None:
+    """``mask``, which broadcasts to the look-up's result, laid out for its one-hot operand [*index, positions].
+
+    None where the mask varies along a dimension that the one-hot operand does not have.
+    """
+    from emerge.facts.ops.layout import permute, view
+
+    lead = len(x.shape) - len(mask.shape)
+    if lead < 0:
+        return None
+    place: dict[int, int] = {}
+    for d, n in enumerate(mask.shape):
+        if n == 1:
+            continue
+        in_hot = [t.d for k, ties in iters[d + lead].args if k == 0 for t in ties]
+        if not in_hot:
+            return None
+        place[in_hot[0]] = d
+    dense = view(low, mask, [n for n in mask.shape if n != 1])
+    order = sorted(place)
+    kept = sorted(place.values())
+    moved = permute(low, dense, [kept.index(place[h]) for h in order])
+    return view(low, moved, [hot.shape[h] if h in place else 1 for h in range(len(hot.shape))])
+
+
+@lowers("aten.masked_fill", "aten.masked_fill_")
+def masked_fill(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x, mask, value = args[0], args[1], args[2]
+    c = scalar_constant(value)
+    if c is None:
+        if not isinstance(value, Tensor):
+            raise Unsupported("fills with a value that differs between ranks")
+        return low.pointwise("where", "where", [mask, value, x], x.dtype)
+    return fill(low, x, mask, c, x.dtype)
+
+
+@lowers("aten.where")
+def where(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    if len(args) < 3:
+        raise Unsupported("where with one argument has a data-dependent shape")
+    cond, a, b = args[0], args[1], args[2]
+    dtype = result_dtype(node, "float32")
+    ca = _constant_of(a)
+    cb = _constant_of(b)
+    if ca is not None and isinstance(b, Tensor):
+        return low.broadcast_to(fill(low, b, cond, ca, dtype), node.shape)
+    if cb is not None and isinstance(a, Tensor):
+        return low.broadcast_to(fill(low, a, low.pointwise("not", "not", [cond], "bool"), cb, dtype), node.shape)
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        raise Unsupported("both branches are constants")
+    return low.pointwise("where", "where", [cond, a, b], dtype)
+
+
+def _constant_of(value: Any) -> Fraction | float | None:
+    """The constant of a scalar or of a tensor all of whose elements are equal."""
+    if isinstance(value, Tensor):
+        return value.constant
+    return scalar_constant(value)
+
+
+@lowers("aten.lerp", "aten.lerp_")
+def lerp(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    w = scalar_constant(args[2])
+    if not isinstance(w, Fraction):
+        raise Unsupported("lerp with a tensor weight")
+    return low.pointwise("add", "add", [low.scaled(args[0], 1 - w), low.scaled(args[1], w)], args[0].dtype)
+
+
+@lowers("aten.addcmul", "aten.addcmul_", "aten.addcdiv", "aten.addcdiv_")
+def addcmul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    value = scalar_constant(kwargs.get("value", args[3] if len(args) > 3 else 1))
+    if not isinstance(value, Fraction):
+        raise Unsupported("its value is not a number")
+    name = "mul" if "mul" in node.op else "div"
+    product = low.pointwise(name, name, [args[1], args[2]], args[0].dtype)
+    return low.pointwise("add", "add", [args[0], low.scaled(product, value)], args[0].dtype)
+
+
+@lowers("aten._to_copy", "aten.to", "aten.type_as", "aten.float", "aten.half", "aten.bfloat16", "prims.convert_element_type")
+def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """Casts between floating types are identities for the verdict; all others are operators."""
+    x = args[0]
+    target = result_dtype(node, x.dtype)
+    if target == x.dtype or (is_floating(target) and is_floating(x.dtype)):
+        return low.retyped(x, target)
+    if x.constant is not None and is_floating(target):
+        return low.constant(x.constant, x.shape, target)
+    result = low.pointwise(f"cast#{target}", "cast", [x], target)
+    if is_integer(x.dtype) and target in ("int64", "int32"):
+        low.base.add("index_scalar", low.op_of[result.id], "times", (1, 0, 0))
+    return result
+
+
+@lowers("aten.clone", "aten.detach", "aten.alias", "aten.contiguous", "aten.lift_fresh_copy", "aten.lift_fresh", "aten.detach_copy",
+        "_c10d_functional.wait_tensor", "aten.positive", "aten._conj", "aten.alias_copy", "c10d_functional.wait_tensor")
+def same(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return args[0]
+
+
+@lowers("aten.copy", "aten.copy_")
+def copy(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """The value of the source, broadcast to the destination."""
+    dst, src = args[0], args[1]
+    if not isinstance(src, Tensor):
+        raise Unsupported("copies a Python scalar")
+    if not (src.dtype == dst.dtype or (is_floating(src.dtype) and is_floating(dst.dtype))):
+        src = low.pointwise(f"cast#{dst.dtype}", "cast", [src], dst.dtype)
+    return low.retyped(low.broadcast_to(src, dst.shape), dst.dtype)

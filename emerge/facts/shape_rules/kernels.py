@@ -1,0 +1,147 @@
+"""Kernels outside ATen: apex, Megatron and vLLM, and the ``auto_functionalized`` wrapper of mutating kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from emerge.facts.shape_rules.algebra import Shape, numel, product, show
+from emerge.facts.shape_rules.core import (
+    Call,
+    Result,
+    Rules,
+    Spec,
+    Undecided,
+    like,
+    require_same_shape,
+    require_same_size,
+)
+from emerge.facts.shape_rules.nn import normalized_lead
+from emerge.graph.model import TensorType
+from emerge.util.errors import GraphError
+
+
+def _apex_norm_forward(call: Call) -> Result:
+    """(input, weight, bias, normalized_shape, eps) -> output, mean, 1/std; statistics are flat float32."""
+    operand = call.tensor(0, "input")
+    lead = normalized_lead(
+        operand, call.size(3, "normalized_shape"), call.tensor(1, "weight"), call.tensor(2, "bias")
+    )
+    rows: Shape = (product(lead),)
+    return [like(operand), Spec("float32", rows), Spec("float32", rows)]
+
+
+def _apex_norm_backward(call: Call) -> Result:
+    """(gradient, mean, 1/std, input, normalized_shape, weight, bias, eps) -> gradients of input, weight, bias."""
+    grad, operand = call.tensor(0, "grad_output"), call.tensor(3, "input")
+    weight, bias = call.tensor(5, "weight"), call.tensor(6, "bias")
+    require_same_shape("the gradient", grad.shape, operand.shape)
+    rows: Shape = (product(normalized_lead(operand, call.size(4, "normalized_shape"), weight, bias)),)
+    require_same_shape("the mean", call.tensor(1, "mean").shape, rows)
+    require_same_shape("the inverse deviation", call.tensor(2, "invvar").shape, rows)
+    return [like(operand), like(weight), like(bias)]
+
+
+# --- auto_functionalized -------------------------------------------------------------------------------------------
+
+
+def _kernel_rms_norm(call: Call) -> None:
+    result, operand = call.tensor(-1, "result"), call.tensor(-1, "input")
+    require_same_shape("the result buffer", result.shape, operand.shape)
+    require_same_shape("the weight", call.tensor(-1, "weight").shape, operand.shape[-1:])
+
+
+def _kernel_fused_add_rms_norm(call: Call) -> None:
+    operand = call.tensor(-1, "input")
+    require_same_shape("the residual", call.tensor(-1, "residual").shape, operand.shape)
+    require_same_shape("the weight", call.tensor(-1, "weight").shape, operand.shape[-1:])
+
+
+def _kernel_rotary(call: Call) -> None:
+    tokens, head = numel(call.tensor(-1, "positions").shape), call.integer(-1, "head_size")
+    for name in ("query", "key"):
+        operand = call.optional_tensor(-1, name)
+        count = None if operand is None else numel(operand.shape)
+        if count is None or tokens is None:
+            continue
+        if tokens == 0 or head <= 0 or count % (tokens * head):
+            raise GraphError(f"the {name} does not hold whole heads of size {head} for {tokens} positions")
+
+
+def _kernel_act_and_mul(call: Call) -> None:
+    out, operand = call.tensor(-1, "out"), call.tensor(-1, "input")
+    if not operand.shape or not out.shape:
+        raise GraphError("a gated activation needs at least one dimension")
+    require_same_shape("the result buffer without its last dimension", out.shape[:-1], operand.shape[:-1])
+    if isinstance(out.shape[-1], int):
+        require_same_size("the last size of the input", operand.shape[-1], 2 * out.shape[-1])
+
+
+def _kernel_attention(call: Call) -> None:
+    query, key, value = (call.tensor(-1, n) for n in ("query", "key", "value"))
+    output = call.tensor(-1, "output")
+    require_same_shape("the output buffer without its last dimension", output.shape[:-1], query.shape[:-1])
+    if key.shape and value.shape:
+        require_same_size("the number of value tokens", value.shape[0], key.shape[0])
+
+
+#: kernel -> (names of the mutated operands in schema order, check of the operands).
+MUTATING_KERNELS: dict[str, tuple[tuple[str, ...], Callable[[Call], None]]] = {
+    "_C.rms_norm": (("result",), _kernel_rms_norm),
+    "_C.fused_add_rms_norm": (("input", "residual"), _kernel_fused_add_rms_norm),
+    "_C.rotary_embedding": (("query", "key"), _kernel_rotary),
+    "_C.silu_and_mul": (("out",), _kernel_act_and_mul),
+    "_C.gelu_and_mul": (("out",), _kernel_act_and_mul),
+    "_C.gelu_tanh_and_mul": (("out",), _kernel_act_and_mul),
+    "vllm.unified_attention_with_output": (("output",), _kernel_attention),
+}
+
+
+def wrapped_kernel(name: object) -> str:
+    """Kernel name without its overload: ``_C.rms_norm.default`` -> ``_C.rms_norm``."""
+    text = name if isinstance(name, str) else ""
+    base, _, overload = text.rpartition(".")
+    return base if "." in base and overload else text
+
+
+def _auto_functionalized(call: Call) -> Result:
+    """(kernel, **operands) -> what the kernel returns (nothing), then every mutated operand."""
+    kernel = wrapped_kernel(call.get(0, "kernel"))
+    if kernel not in MUTATING_KERNELS:
+        raise Undecided
+    mutated, check = MUTATING_KERNELS[kernel]
+    check(call)
+    written = [call.optional_tensor(-1, name) for name in mutated]
+    return [None, *(like(t) if t is not None else None for t in written)]
+
+
+def _vllm_fused_add_rms_norm(call: Call) -> Result:
+    operand, residual = call.tensor(0, "x"), call.tensor(1, "x_residual")
+    require_same_shape("the residual", residual.shape, operand.shape)
+    weight = call.optional_tensor(2, "weight")
+    if weight is not None:
+        require_same_shape("the weight", weight.shape, operand.shape[-1:])
+    return [Spec(None, operand.shape), Spec(None, residual.shape)]
+
+
+def _vllm_rms_norm(call: Call) -> Result:
+    operand, weight = call.tensor(0, "x"), call.optional_tensor(1, "weight")
+    if weight is not None:
+        require_same_shape("the weight", weight.shape, operand.shape[-1:])
+    return Spec(None, operand.shape)
+
+
+def _sinkhorn(call: Call) -> Result:
+    operand: TensorType = call.tensor(0, "cost")
+    if len(operand.shape) != 2:
+        raise GraphError(f"router costs have shape {show(operand.shape)}, expected [tokens, experts]")
+    return like(operand)
+
+
+RULES: Rules = {
+    "apex.fused_layer_norm_affine_fwd": _apex_norm_forward,
+    "apex.fused_layer_norm_affine_bwd": _apex_norm_backward,
+    "megatron.sinkhorn": _sinkhorn,
+    "auto_functionalized": _auto_functionalized,
+    "vllm_ir.rms_norm": _vllm_rms_norm,
+    "vllm_ir.fused_add_rms_norm": _vllm_fused_add_rms_norm,
+}
