@@ -183,3 +183,16 @@ def _change(before: Any, after: Any) -> float:
         return 0.0
     integers = isinstance(before, torch.Tensor) and not (before.is_floating_point() or before.is_complex())
     return float("inf") if integers or found.reason != "value" else found.max_abs_diff
+
+
+def defined_fraction(reference: Any) -> float:
+    """Part of the elements of a reference value that are defined (not NaN); 1.0 for integers and empty tensors.
+
+    :func:`compare_values` claims nothing where the reference is undefined, so a sample with a small fraction says
+    little and one with 0.0 says nothing: draw another one.
+    """
+    if isinstance(reference, (list, tuple)):
+        return min((defined_fraction(v) for v in reference), default=1.0)
+    if not isinstance(reference, torch.Tensor) or not reference.is_floating_point() or reference.numel() == 0:
+        return 1.0
+    return 1.0 - float(torch.isnan(reference).to(torch.float64).mean())

@@ -40,7 +40,7 @@ class DistInputs:
 
 @dataclass(slots=True)
 class _Buffer:
-    """Elements of one implementation input, with which of them are known and what said so."""
+    """Elements of one implementation input, with which of them are known and what said so last."""
 
     value: Any
     known: Any
@@ -145,6 +145,12 @@ class _Solver:
             raise RelationError(
                 f"values of '{entry.seq}' do not fit rank {leaf.rank} input '{leaf.name}' of {item.dtype}", entry.place
             )
+        if not buffer.origin and (mask is None or bool(mask.all())):
+            # Nothing is known yet and everything is stated: the usual case of a large weight.
+            target.copy_(cast)
+            known.fill_(True)
+            buffer.origin = _origin(entry)
+            return True
         where = torch.ones_like(known) if mask is None else mask
         clash = where & known & (target != cast)
         if bool(clash.any()):
@@ -158,7 +164,7 @@ class _Solver:
             return False
         target.copy_(torch.where(fresh, cast, target))
         known.copy_(known | fresh)
-        buffer.origin = f"the relation of '{entry.seq}'" + (f" ({entry.place})" if entry.place else "")
+        buffer.origin = _origin(entry)
         return True
 
     def propagate(self, entries: list[RelationEntry]) -> None:
@@ -240,3 +246,7 @@ class _Solver:
             else:
                 out.values[leaf.rank][item.name] = buffer.value
         return out
+
+
+def _origin(entry: RelationEntry) -> str:
+    return f"the relation of '{entry.seq}'" + (f" ({entry.place})" if entry.place else "")

@@ -125,7 +125,7 @@ def _linear(call: Call) -> Result:
     _require_inner(operand.shape[-1], weight.shape[-1])
     shape = (*operand.shape[:-1], *weight.shape[:-1])
     if bias is not None:
-        _require_addend(bias, shape)
+        _require_addend(bias, shape if len(shape) > 1 else (1, *shape))
     return Spec(common_dtype(operand, weight, bias), shape)
 
 

@@ -1,0 +1,178 @@
+"""Runs the derivation: families and statements in, derived alignments and proved outputs out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from emerge.engine.run import Program, Result, run
+from emerge.facts.base import IMPLEMENTATION, REFERENCE, FactBase, constant_text
+from emerge.facts.families import FamilyGraph
+from emerge.facts.lower import Lowering, Tensor, Unsupported
+from emerge.facts.mesh import Mesh
+from emerge.relate.statement import Piece, Statement
+from emerge.util.resources import resource_dir
+
+#: Relations read back after every derivation.
+RESULTS = ("aligned", "root", "frontier", "output_proved", "output_alignment", "axis_conflict", "axis_at", "atom", "mesh_axis", "mesh_bit")
+
+
+@dataclass
+class Problem:
+    """A pair, ready to be derived.
+
+    Attributes:
+        inputs: what is given. outputs: what is claimed.
+    """
+
+    reference: FamilyGraph
+    implementation: FamilyGraph
+    mesh: Mesh
+    inputs: list[Statement]
+    outputs: list[Statement]
+
+
+@dataclass
+class Derivation:
+    """What was derived for a problem.
+
+    Attributes:
+        reference, implementation: the lowered sides (names, unknown operators, assumptions).
+        given, claims: statement behind each number in the facts ``given`` and ``expected``.
+        unusable: statements that could not be turned into facts, with the reason.
+        result: relations (see :data:`RESULTS`) and, when asked for, the derivation log.
+        seconds: ``lower`` and ``datalog``.
+    """
+
+    problem: Problem
+    base: FactBase
+    reference: Lowering
+    implementation: Lowering
+    given: dict[int, Statement]
+    claims: dict[int, Statement]
+    unusable: list[tuple[Statement, str]]
+    result: Result
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def proved(self) -> set[int]:
+        """Numbers of the claims that are proved."""
+        return {g for g, _ in self.result.relations["output_proved"]}
+
+
+@lru_cache(maxsize=8)
+def load_program(extra: tuple[Path, ...] = ()) -> Program:
+    """The alignment program with the rule files of the user."""
+    return Program.load([resource_dir("datalog") / "alignment.dl"], extra=list(extra))
+
+
+def lower_problem(problem: Problem) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
+    """Both sides and all statements as facts."""
+    base = FactBase()
+    ref = Lowering(base, REFERENCE, Mesh({}))
+    imp = Lowering(base, IMPLEMENTATION, problem.mesh)
+    ref.lower(problem.reference)
+    imp.lower(problem.implementation)
+    for axis, size in enumerate(problem.mesh.sizes):
+        base.add("extent", 0, problem.mesh.dim(axis), size)
+    base.add_all("operand_bit", [(k, 1 << k) for k in range(30)])
+    given: dict[int, Statement] = {}
+    claims: dict[int, Statement] = {}
+    unusable: list[tuple[Statement, str]] = []
+    for kind, statements, numbers in (("given", problem.inputs, given), ("expected", problem.outputs, claims)):
+        for statement in statements:
+            try:
+                s = piece_tensor(ref, statement.reference)
+                d = piece_tensor(imp, statement.implementation)
+            except Unsupported as exc:
+                unusable.append((statement, str(exc)))
+                continue
+            number = len(given) + len(claims) + 1
+            numbers[number] = statement
+            write_statement(base, kind, number, s, d, statement)
+    write_scales(base, problem.mesh)
+    return base, ref, imp, given, claims, unusable
+
+
+def piece_tensor(low: Lowering, piece: Piece) -> Tensor:
+    """The lowered tensor of a piece; a box of a tensor becomes a slice of it.
+
+    Raises:
+        Unsupported: the tensor has no lowered form.
+    """
+    from emerge.facts.ops.layout import slice_plain
+
+    tensor = low.tensors.get(piece.name)
+    if not isinstance(tensor, Tensor):
+        raise Unsupported(f"{piece.name!r} has no tensor value here")
+    for dim, start, stop in piece.cuts:
+        tensor = slice_plain(low, tensor, dim, start, stop, 1)
+    return tensor
+
+
+def write_statement(base: FactBase, kind: str, number: int, s: Tensor, d: Tensor, statement: Statement) -> None:
+    """Facts ``given``/``expected`` of one statement."""
+    base.add(kind, number, s.id, d.id)
+    for p in statement.axes:
+        if p.size == 1:
+            continue
+        if p.mesh is not None:
+            base.add(f"{kind}_mesh_tie", number, *p.reference, p.mesh.dim, p.mesh.stride, p.size)
+        elif p.implementation is not None:
+            base.add(f"{kind}_tie", number, *p.reference, *p.implementation, p.size)
+
+
+def write_scales(base: FactBase, mesh: Mesh) -> None:
+    """The table of constants: scales that the mesh makes interesting are ratios of divisors of the number of ranks.
+
+    ``scale_ratio(a, b, e, c)`` states a * b / e = c with c, and a or the constants of the graphs, in the table.
+    """
+    divisors = [n for n in range(1, mesh.ranks + 1) if mesh.ranks % n == 0]
+    ratios = sorted({Fraction(a, b) for a in divisors for b in divisors})
+    known = set(ratios)
+    constants = {Fraction(c) for _, c in base.facts["scale_op"]} | {Fraction(1)}
+    rows: set[tuple[str, str, str, str]] = set()
+
+    def note(a: Fraction, b: Fraction, e: Fraction) -> None:
+        c = a * b / e
+        if c in known:
+            rows.add((constant_text(a), constant_text(b), constant_text(e), constant_text(c)))
+
+    for a in ratios:
+        for e in known | constants:
+            note(a, Fraction(1), e)
+        for b in known:
+            note(a, b, Fraction(1))
+    for b in constants:
+        for e in constants:
+            if b / e in {x * y for x in known for y in known} or b == e:
+                for a in ratios:
+                    note(a, b, e)
+    base.add_all("scale_ratio", sorted(rows))
+    base.add_all("scale_extent", [(n, constant_text(n)) for n in divisors])
+
+
+def derive(
+    problem: Problem, *, engine: str = "auto", rules: Sequence[Path] = (), log: bool = False, timeout: float | None = None,
+    results: Iterable[str] = RESULTS,
+) -> Derivation:
+    """Lowers a problem and derives its alignments.
+
+    Args:
+        engine: ``auto``, ``embedded`` or ``souffle``.
+        rules: further ``.dl`` files.
+        log: also read the derivation log.
+        timeout: seconds for the Datalog engine.
+    """
+    started = time.perf_counter()
+    base, ref, imp, given, claims, unusable = lower_problem(problem)
+    lowered = time.perf_counter()
+    program = load_program(tuple(rules))
+    facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
+    result = run(program, facts, results, engine=engine, log=log, timeout=timeout)
+    seconds = {"lower": lowered - started, "datalog": time.perf_counter() - lowered}
+    return Derivation(problem, base, ref, imp, given, claims, unusable, result, seconds)
