@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emerge.engine.checks import guard_of, may_overflow_division
-from emerge.engine.lower import Assign, Rule, Step
+from emerge.engine.lower import Assign, Step
 from emerge.engine.program import LogRule, Program
 from emerge.engine.syntax import (
     INT_MIN,
@@ -69,16 +69,19 @@ def translate(
     for name, given in facts.items():
         rows.setdefault(name, []).extend(given)
     lines: list[str] = []
-    for rule in program.rules:
+    logged = {log.rule.clause.index: log for log in logs}
+    for index, rule in enumerate(program.rules):
         if not rule.body:
             rows.setdefault(rule.head.name, []).append(tuple(value_of(a) for a in rule.head.args))
+        elif index in logged:
+            lines += _Emitter(predicate).logged(logged[index])
         else:
-            lines.append(_Emitter(predicate).rule(rule, None))
+            emitter = _Emitter(predicate)
+            lines.append(f"{emitter.atom(rule.head)} :- {'; '.join(emitter.body(rule.body))}.")
     wanted = {name: predicate[name] for name in outputs}
     arities = {predicate[name]: program.relations[name].arity for name in wanted}
     for log in logs:
         if log.rule.body:
-            lines.append(_Emitter(predicate).rule(log.rule, log.name))
             wanted[log.name] = log.name
             arities[log.name] = len(log.rule.variables)
     names = {p: name for name, p in wanted.items()}
@@ -103,13 +106,14 @@ class _Emitter:
         self.predicate = predicate
         self.numbers: dict[str, str] = {}
 
-    def rule(self, rule: Rule, log: str | None) -> str:
-        if log is None:
-            head = self.atom(rule.head)
-        else:
-            args = ",".join(self.var(v) for v in rule.variables)
-            head = f"{log}({args})" if args else log
-        return f"{head} :- {'; '.join(self.body(rule.body))}."
+    def logged(self, log: LogRule) -> list[str]:
+        """The body derives the log, the log the head: no join runs twice, and the recursion binds it as without log."""
+        args = ",".join(self.var(v) for v in log.rule.variables)
+        instance = f"{log.name}({args})" if args else log.name
+        return [
+            f"{instance} :- {'; '.join(self.body(log.rule.body))}.",
+            f"{self.atom(log.rule.head)} :- {instance}.",
+        ]
 
     def body(self, steps: Sequence[Step]) -> list[str]:
         return [part for step in steps for part in self.step(step, steps)]

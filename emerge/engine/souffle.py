@@ -62,7 +62,7 @@ class _Emitter:
 
     def rule(self, rule: Rule, head: str | None = None) -> str:
         head = head or self.atom(rule.head)
-        plan = f"\n.plan {rule.clause.plan}" if rule.clause.plan and not head.startswith("log__") else ""
+        plan = f"\n.plan {rule.clause.plan}" if rule.clause.plan else ""
         body = ", ".join(self.step(s) for s in _guards_first(rule.body))
         return f"{head} :- {body}.{plan}" if body else f"{head}."
 
@@ -148,7 +148,8 @@ class _Text:
             self.lines.append(f".decl {self.relations[name]}({columns})")
         self.lines += [f".input {self.relations[name]}" for name in given]
         self.lines += [f".output {self.relations[name]}" for name in outputs]
-        self.lines += [_Emitter(self.relations).rule(rule) for rule in program.rules]
+        logged = {log.rule.clause.index for log in logs}
+        self.lines += [_Emitter(self.relations).rule(r) for i, r in enumerate(program.rules) if i not in logged]
         for log in logs:
             self._log(log)
 
@@ -156,6 +157,7 @@ class _Text:
         return self.types.get(name, name)
 
     def _log(self, log: LogRule) -> None:
+        """The body derives the log, the log the head: no join runs twice, and a ``.plan`` stays valid."""
         numbers = {v: f"v{i}" for i, v in enumerate(log.rule.variables)}
         columns = [(f"v{i}", self.type(t)) for i, t in enumerate(log.types)]
         emitter = _Emitter(self.relations, numbers)
@@ -171,7 +173,9 @@ class _Text:
             head = ", ".join(parts)
         self.lines.append(f".decl {log.name}({', '.join(f'{n}:{t}' for n, t in decl)})")
         self.lines.append(f".output {log.name}")
-        self.lines.append(emitter.rule(log.rule, f"{log.name}({head})"))
+        instance = f"{log.name}({head})"
+        self.lines.append(emitter.rule(log.rule, instance))
+        self.lines.append(f"{emitter.atom(log.rule.head)} :- {instance}.")
 
 
 # --- values ---------------------------------------------------------------------------------------------------------

@@ -73,34 +73,30 @@ class _Values(dict[int, Any]):
     def __missing__(self, rep: int) -> Any:
         from clingo.symbol import Symbol
 
-        value = self.value(Symbol(rep))
-        self[rep] = value
-        return value
+        return self.value(Symbol(rep))
 
-    @staticmethod
-    def value(symbol: Any) -> Any:
-        """The Python value of a symbol; nesting of any depth."""
+    def value(self, symbol: Any) -> Any:
+        """The Python value of a symbol; nesting of any depth, shared parts converted once."""
         from clingo import SymbolType
 
-        done: list[Any] = []
-        work: list[tuple[Any, int]] = [(symbol, -1)]
+        work = [symbol]
         while work:
-            item, arity = work.pop()
-            if arity >= 0:
-                fields = tuple(done[len(done) - arity :])
-                del done[len(done) - arity :]
-                done.append(fields)
+            item = work[-1]
+            rep = item._rep
+            if rep in self:
+                work.pop()
             elif item.type == SymbolType.Number:
-                done.append(item.number)
+                self[rep] = item.number
             elif item.type == SymbolType.String:
-                done.append(item.string)
-            elif item.name == "nil" and not item.arguments:
-                done.append(None)
+                self[rep] = item.string
             else:
                 arguments = item.arguments
-                work.append((item, len(arguments)))
-                work.extend((a, -1) for a in reversed(arguments))
-        return done[0]
+                missing = [a for a in arguments if a._rep not in self]
+                if missing:
+                    work.extend(missing)
+                else:  # nil is the only function without arguments: records have fields
+                    self[rep] = tuple([self[a._rep] for a in arguments]) if arguments else None
+        return self[symbol._rep]
 
 
 def _rows_fast(

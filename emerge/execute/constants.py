@@ -25,6 +25,25 @@ UNINITIALISED = {
     f"aten.{n}" for n in ("empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted")
 }
 
+#: Operators that hand elements of their operands on (or their sign) and round nothing.
+EXACT = {
+    *SHAPE_ONLY,
+    *UNINITIALISED,
+    *(
+        f"aten.{n}"
+        for n in ("clone", "copy", "_to_copy", "to", "cat", "stack", "index", "index_select", "gather", "flip")
+    ),
+    *(f"aten.{n}" for n in ("embedding", "where", "masked_fill", "max", "min", "amax", "amin", "maximum", "minimum")),
+    *(f"aten.{n}" for n in ("topk", "sort", "relu", "clamp", "neg", "abs", "sign", "slice_scatter", "select_scatter")),
+    *(f"aten.{n}" for n in ("index_put", "scatter", "repeat", "roll", "tril", "triu", "fill", "zeros", "ones", "full")),
+    *(f"aten.{n}" for n in ("scalar_tensor", "lift_fresh_copy", "constant_pad_nd", "slice_backward", "floor", "round")),
+    *(f"aten.{n}" for n in ("ceil", "trunc", "arange", "_foreach_neg", "repeat_interleave", "masked_select")),
+    *(f"hlo.{n}" for n in ("reshape", "broadcast", "transpose", "slice", "concatenate", "select", "gather", "copy")),
+    *(f"hlo.{n}" for n in ("maximum", "minimum", "negate", "convert", "constant", "iota", "abs", "all_reduce")),
+    "get_attr",
+    "operator.getitem",
+}
+
 _RANDOM = {"aten.native_dropout", "aten.dropout", "aten.dropout_"}
 
 

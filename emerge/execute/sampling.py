@@ -123,6 +123,9 @@ def infer_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
 
     for node in graph.nodes:
         name = split_op(node.op)[1]
+        cache, positions = node.kwargs.get("cos_sin_cache"), node.kwargs.get("positions")
+        if isinstance(cache, Ref) and cache.name in types:
+            bound(_reached(reach, [positions]), types[cache.name].shape[0])
         sources = _reached(reach, node.args)
         if not sources:
             continue

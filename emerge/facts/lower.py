@@ -6,13 +6,14 @@ operator family) and written down; which tensors correspond is derived by the pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from emerge.facts.base import MESH, FactBase, constant_text
 from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
+from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
 from emerge.util.errors import GraphError
@@ -80,6 +81,20 @@ class Tensor:
     constant: Fraction | float | None = None
 
 
+@dataclass(frozen=True)
+class Made:
+    """How a tensor was written: by an operator (``iters``), or as a rearrangement of ``args[0]`` (``ties``)."""
+
+    body: str
+    kind: str
+    args: tuple[Tensor, ...]
+    iters: tuple[Iter, ...] = ()
+    ties: tuple[tuple[int, int, int, int, int], ...] = ()
+    broadcast: tuple[int, ...] = ()
+    scale: Fraction | None = None
+    relocation: tuple[str, str] | None = None
+
+
 @dataclass
 class Multi:
     """Result of a multi-output operator: tensors by output index, lowered when asked for."""
@@ -142,8 +157,10 @@ class Lowering:
         assumptions: what operators take for granted.
     """
 
-    def __init__(self, base: FactBase, side: int, mesh: Mesh) -> None:
+    def __init__(self, base: FactBase, side: int, mesh: Mesh, signatures: Mapping[tuple[str, int], Signature] | None = None) -> None:
         self.base, self.side, self.mesh = base, side, mesh
+        self.signatures = signatures or {}
+        self.described = {op for op, _ in self.signatures}
         self.tensors: dict[str, Any] = {}
         self.nodes_of: dict[int, list[str]] = {}
         self.op_node: dict[int, str] = {}
@@ -156,10 +173,11 @@ class Lowering:
         self.iota_of: dict[int, int] = {}
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
+        self.slice_depth = 0
         self.node: FamilyNode | None = None
+        self.made_by: dict[int, Made] = {}
         self._memo: dict[Any, Tensor] = {}
         self._bodies: set[str] = set()
-        self._info: dict[int, Tensor] = {}
 
     # ---- whole graphs -------------------------------------------------------------------------------------------
 
@@ -194,6 +212,10 @@ class Lowering:
                 raise Unsupported(f"exists on ranks {list(node.ranks)} only")
             args = [self.resolve(a) for a in node.args]
             kwargs = {k: self.resolve(v) for k, v in node.kwargs.items()}
+            wrapped = node.op == "auto_functionalized" and bool(args) and isinstance(args[0], str)
+            name = str(args[0]) if wrapped else node.op
+            if name in self.described:
+                handler = _described(name, args[1:] if wrapped else args)
             if handler is None:
                 raise Unsupported(f"operator {node.op} has no signature")
             result = handler(self, node, args, kwargs)
@@ -267,6 +289,7 @@ class Lowering:
             group: mesh blocks of its process group, outermost first.
             scale: the constant of a ``scale`` operator.
         """
+        name = body
         body = body if body == "scale" else f"{body}/{len(args)}"
         key = (body, tuple(a.id for a in args), tuple(iters), tuple(shape), relocation, tuple(group), scale, form_of)
         if key in self._memo:
@@ -279,6 +302,7 @@ class Lowering:
             for d, n in enumerate(shape):
                 base.add("extent", tensor.id, d, n)
             base.add("op_native", oid)
+            self.made_by[tensor.id] = Made(name, kind, tuple(args), tuple(iters), scale=scale, relocation=relocation)
             self.op_of[tensor.id] = oid
             if is_integer(dtype) and kind not in INDEX_KINDS:
                 base.add("index_source", tensor.id)
@@ -288,6 +312,9 @@ class Lowering:
         if body not in self._bodies:
             self._bodies.add(body)
             base.add("body_kind", body, kind)
+            op, _, output = kind.rpartition("#")
+            if op in self.described:
+                base.add("described_body", body, op, int(output))
             if len(args) <= 30:
                 base.add("all_operands", body, (1 << len(args)) - 1)
         for k, a in enumerate(args):
@@ -308,7 +335,6 @@ class Lowering:
             base.add("scale_op", oid, constant_text(scale))
         self.op_node[oid] = self.node.name if self.node is not None else ""
         self._memo[key] = tensor
-        self._info[tensor.id] = tensor
         return tensor
 
     def _emit_iter(self, oid: int, i: int, it: Iter, operands: int) -> None:
@@ -349,8 +375,8 @@ class Lowering:
                 base.add("layout_tie", tensor.id, dv, ov, arg.id, da, oa, n)
         for d in broadcast:
             base.add("layout_broadcast", tensor.id, d)
+        self.made_by[tensor.id] = Made("layout", "layout", (arg,), (), tuple(ties), tuple(broadcast))
         self._memo[key] = tensor
-        self._info[tensor.id] = tensor
         return tensor
 
     def assume(self, name: str, tensor: Tensor, why: str) -> None:
@@ -383,10 +409,12 @@ class Lowering:
             self.commuted(result, body, kind, [args[1], args[0]], swapped)
         return result
 
-    def form(self, body: str, kind: str, args: Sequence[Tensor], iters: Sequence[Iter], result: Tensor) -> int | None:
+    def form(
+        self, body: str, kind: str, args: Sequence[Tensor], iters: Sequence[Iter], result: Tensor, scale: Fraction | None = None
+    ) -> int | None:
         """Writes another way to compute ``result``; returns the new form's id, None when it was written before."""
         before = self.base.next_id
-        self.op(body, kind, args, iters, result.shape, result.dtype, form_of=result)
+        self.op(body, kind, args, iters, result.shape, result.dtype, form_of=result, scale=scale)
         return before if self.base.next_id > before else None
 
     def commuted(self, result: Tensor, body: str, kind: str, args: Sequence[Tensor], iters: Sequence[Iter]) -> None:
@@ -492,6 +520,21 @@ class Lowering:
         if blocks is None:
             raise Unsupported("its process groups are not blocks of the mesh in rank order")
         return blocks
+
+
+def _described(name: str, operands: list[Any]) -> Handler:
+    """Lowering of an operator that has a signature in a rule file."""
+
+    def handler(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        def output(i: int) -> Tensor:
+            signature = low.signatures.get((name, i))
+            if signature is None:
+                raise Unsupported(f"output {i} of {name} has no signature")
+            return lower_kernel(low, node, signature, operands, kwargs)
+
+        return Multi(output) if node.is_tuple else output(0)
+
+    return handler
 
 
 def _known(tensor: Tensor | None, name: str) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -13,6 +13,7 @@ from typing import Any
 from emerge.engine.run import Program, Result, run
 from emerge.facts.base import IMPLEMENTATION, REFERENCE, FactBase, constant_text
 from emerge.facts.families import FamilyGraph
+from emerge.facts.kernels import Signature, signatures
 from emerge.facts.lower import Lowering, Tensor, Unsupported
 from emerge.facts.mesh import Mesh
 from emerge.relate.statement import Piece, Statement
@@ -70,11 +71,21 @@ def load_program(extra: tuple[Path, ...] = ()) -> Program:
     return Program.load([resource_dir("datalog") / "alignment.dl"], extra=list(extra))
 
 
-def lower_problem(problem: Problem) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
+def program_signatures(program: Program) -> dict[tuple[str, int], Signature]:
+    """The facts ``operator_signature`` of a program."""
+    found = []
+    for clause in program.clauses:
+        if clause.head.name == "operator_signature" and not clause.body:
+            values = tuple(getattr(a, "value", None) for a in clause.head.args)
+            found.append((values, clause.annotations.get("law", ""), str(clause.pos)))
+    return signatures(found)
+
+
+def lower_problem(problem: Problem, described: Mapping[tuple[str, int], Signature] | None = None) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
     base = FactBase()
-    ref = Lowering(base, REFERENCE, Mesh({}))
-    imp = Lowering(base, IMPLEMENTATION, problem.mesh)
+    ref = Lowering(base, REFERENCE, Mesh({}), described)
+    imp = Lowering(base, IMPLEMENTATION, problem.mesh, described)
     ref.lower(problem.reference)
     imp.lower(problem.implementation)
     for axis, size in enumerate(problem.mesh.sizes):
@@ -169,9 +180,9 @@ def derive(
         timeout: seconds for the Datalog engine.
     """
     started = time.perf_counter()
-    base, ref, imp, given, claims, unusable = lower_problem(problem)
-    lowered = time.perf_counter()
     program = load_program(tuple(rules))
+    base, ref, imp, given, claims, unusable = lower_problem(problem, program_signatures(program))
+    lowered = time.perf_counter()
     facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
     result = run(program, facts, results, engine=engine, log=log, timeout=timeout)
     seconds = {"lower": lowered - started, "datalog": time.perf_counter() - lowered}

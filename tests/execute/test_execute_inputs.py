@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from execute_graphs import Builder
+from execute_graphs import Builder, Text
 
 from emerge.execute.decisions import Decisions
 from emerge.execute.dist_inputs import build_dist_inputs
@@ -24,7 +24,7 @@ def inputs_graph(*items):
     return b.done()
 
 
-# --- samples -----------------------------------------------------------------------------------------------------
+# --- samples --------------------------------------------------------------------------------------
 
 
 def test_samples_are_distinct_seeded_and_in_range():
@@ -68,10 +68,15 @@ def test_ranges_from_tables():
     cast = b.add("aten._to_copy.default", "ids", shape=(5,), dtype="int64")
     b.add("aten.embedding.default", "w", cast, shape=(5, 4))
     b.add("aten.ge.Scalar", "labels", 17, shape=(5,), dtype="bool")
-    assert infer_ranges(b.done()) == {"ids": (0, 30), "labels": (0, 17)}
+    b.input("cache", (9, 4))
+    b.input("p", (5,), "int64")
+    b.multi(
+        "auto_functionalized", Text("_C.rotary_embedding.default"), kwargs={"positions": "p", "cos_sin_cache": "cache"}
+    )
+    assert infer_ranges(b.done()) == {"ids": (0, 30), "labels": (0, 17), "p": (0, 9)}
 
 
-# --- implementation inputs -----------------------------------------------------------------------------------------
+# --- implementation inputs ------------------------------------------------------------------------
 
 
 def entry(seq, kind, dist, **more):
@@ -138,7 +143,7 @@ def test_values_that_do_not_fit_the_integer_type():
         build_dist_inputs([entry("I", "replicated", [(0, "i")])], {"I": torch.tensor([300])}, graphs)
 
 
-# --- tight decisions -------------------------------------------------------------------------------------------------
+# --- tight decisions ------------------------------------------------------------------------------
 
 
 def tight(op, *args, x, dtype="float32", shape=None, elements=None, use=None, kwargs=None):
@@ -250,14 +255,18 @@ def test_as_strided_of_dense_memory_only():
     b = Builder()
     b.input("x", (2, 3))
     good = b.add("aten.as_strided.default", "x", [3, 2], [2, 1], shape=(3, 2))
-    assert run_sequential(b.done(good), {"x": torch.arange(6.0).reshape(2, 3)})[good].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert run_sequential(b.done(good), {"x": torch.arange(6.0).reshape(2, 3)})[good].tolist() == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+    ]
     view = b.add("aten.t.default", "x", shape=(3, 2))
     bad = b.add("aten.as_strided.default", view, [2], [1], shape=(2,))
     with pytest.raises(ExecutionError, match="strided view"):
         run_sequential(b.done(bad), {"x": torch.ones(2, 3)})
 
 
-# --- memory ------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_memory_estimate():
@@ -278,5 +287,3 @@ def test_memory_estimate():
     assert estimate.unknown == ()
     rows = b.add("aten.nonzero.default", d, shape=("u0", 2), dtype="int64")
     assert estimate_peak(b.done(rows)).unknown == (rows,)
-
-

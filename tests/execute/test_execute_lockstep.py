@@ -72,7 +72,13 @@ def test_all_gather_and_reduce_scatter(n):
     xs, ys = collective(n, "_c10d_functional.all_gather_into_tensor.default", n, Text("w"), out_shape=(4 * n, 6))
     assert all(torch.equal(y, torch.cat(xs)) for y in ys)
     xs, ys = collective(
-        n, "_c10d_functional.reduce_scatter_tensor.default", Text("sum"), n, Text("w"), in_shape=(2 * n, 3), out_shape=(2, 3)
+        n,
+        "_c10d_functional.reduce_scatter_tensor.default",
+        Text("sum"),
+        n,
+        Text("w"),
+        in_shape=(2 * n, 3),
+        out_shape=(2, 3),
     )
     whole = torch.stack(xs).sum(0)
     for r, y in enumerate(ys):
@@ -146,7 +152,9 @@ def test_coalesced_and_in_place_and_out_variants():
         b.add("_c10d_functional.all_reduce_.default", "x", Text("max"), Text("w"), shape=(3,))
         after = b.add("aten.mul.Scalar", "x", 2.0, shape=(3,))
         buffer = b.add("aten.empty.memory_format", [4], shape=(4,))
-        b.add("_c10d_functional.all_gather_into_tensor_out.default", "y", 2, Text("w"), kwargs={"out": buffer}, shape=(4,))
+        b.add(
+            "_c10d_functional.all_gather_into_tensor_out.default", "y", 2, Text("w"), kwargs={"out": buffer}, shape=(4,)
+        )
         gathered = b.add("aten.neg.default", buffer, shape=(4,))
         base = b.add("aten.empty.memory_format", [6], shape=(6,))
         b.multi("c10d._allgather_base_.default", base, "x", Text("w"), False)

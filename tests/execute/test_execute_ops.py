@@ -60,7 +60,12 @@ GENERIC = [
     ("aten.linear.default", ("x", "w"), {}, lambda: X @ W.T),
     ("aten.embedding.default", ("w", "ids"), {}, lambda: W[IDS]),
     ("aten.index.Tensor", ("w", ["ids"]), {}, lambda: W[IDS]),
-    ("aten.gelu.default", ("x",), {"approximate": Text("tanh")}, lambda: torch.nn.functional.gelu(X, approximate="tanh")),
+    (
+        "aten.gelu.default",
+        ("x",),
+        {"approximate": Text("tanh")},
+        lambda: torch.nn.functional.gelu(X, approximate="tanh"),
+    ),
     ("aten.silu.default", ("x",), {}, lambda: torch.nn.functional.silu(X)),
     ("aten.rsqrt.default", ("x",), {}, lambda: X.rsqrt()),
     ("aten.cumsum.default", ("x", 1), {}, lambda: X.cumsum(1)),
@@ -77,7 +82,11 @@ GENERIC = [
     (
         "aten._to_copy.default",
         ("x",),
-        {"dtype": "dtype:bfloat16", "device": TypedConst("device", "cuda:0"), "layout": TypedConst("layout", "strided")},
+        {
+            "dtype": "dtype:bfloat16",
+            "device": TypedConst("device", "cuda:0"),
+            "layout": TypedConst("layout", "strided"),
+        },
         lambda: X,
     ),
     ("aten.to.device", ("x", TypedConst("device", "cuda:3"), "dtype:float16"), {}, lambda: X),
@@ -158,10 +167,14 @@ def test_dropout_takes_the_callers_mask_and_scales():
     assert bool(mask.all())
     kept = torch.eye(4, dtype=torch.bool)
     options = Options(dropout_mask=lambda node, shape: kept)
-    out, mask = one("aten.native_dropout.default", {"x": (x, "float32")}, "x", 0.25, True, elements=types, options=options)
+    out, mask = one(
+        "aten.native_dropout.default", {"x": (x, "float32")}, "x", 0.25, True, elements=types, options=options
+    )
     close(out, x * kept / 0.75)
     assert torch.equal(mask, kept)
-    out, _ = one("aten.native_dropout.default", {"x": (x, "float32")}, "x", 0.25, False, elements=types, options=options)
+    out, _ = one(
+        "aten.native_dropout.default", {"x": (x, "float32")}, "x", 0.25, False, elements=types, options=options
+    )
     close(out, x)
 
 
@@ -200,7 +213,9 @@ def test_apex_layer_norm_forward_and_backward():
     want = torch.nn.functional.layer_norm(x, (6,), w, bias, 1e-5)
     inputs = {"x": (x.detach(), "float16"), "w": (w.detach(), "float16"), "b": (bias.detach(), "float16")}
     types = {0: ("float16", (3, 2, 6)), 1: ("float32", (6,)), 2: ("float32", (6,))}
-    out, mean, inverse = one("apex.fused_layer_norm_affine_fwd.default", inputs, "x", "w", "b", [6], 1e-5, elements=types)
+    out, mean, inverse = one(
+        "apex.fused_layer_norm_affine_fwd.default", inputs, "x", "w", "b", [6], 1e-5, elements=types
+    )
     close(out, want.detach())
     close(mean, x.detach().reshape(6, 6).mean(1))
     close(inverse, (x.detach().reshape(6, 6).var(1, correction=0) + 1e-5).rsqrt())
@@ -208,7 +223,9 @@ def test_apex_layer_norm_forward_and_backward():
     wanted = torch.autograd.grad(want, (x, w, bias), grad)
     inputs |= {"g": (grad, "float16"), "mu": (mean, "float32"), "iv": (inverse, "float32")}
     types = {0: ("float16", (3, 2, 6)), 1: ("float16", (6,)), 2: ("float16", (6,))}
-    grads = one("apex.fused_layer_norm_affine_bwd.default", inputs, "g", "mu", "iv", "x", [6], "w", "b", 1e-5, elements=types)
+    grads = one(
+        "apex.fused_layer_norm_affine_bwd.default", inputs, "g", "mu", "iv", "x", [6], "w", "b", 1e-5, elements=types
+    )
     for a, b in zip(grads, wanted):
         close(a, b)
 
@@ -240,7 +257,9 @@ def test_vllm_kernels_in_auto_functionalized():
     inputs = {"x": (x, "bfloat16"), "r": (r, "bfloat16"), "w": (w, "bfloat16")}
     keyed = {"input": "x", "residual": "r", "weight": "w", "epsilon": 1e-6}
     types = {1: ("bfloat16", (4, 6)), 2: ("bfloat16", (4, 6))}
-    normed, total = one("auto_functionalized", inputs, Text("_C.fused_add_rms_norm.default"), kwargs=keyed, elements=types)
+    normed, total = one(
+        "auto_functionalized", inputs, Text("_C.fused_add_rms_norm.default"), kwargs=keyed, elements=types
+    )
     close(total, x + r)
     close(normed, torch.nn.functional.rms_norm(x + r, (6,), w, 1e-6))
     keyed = {"result": "r", "input": "x", "weight": "w", "epsilon": 1e-6}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from emerge.execute.compare import compare_values, respond, tolerance
+from emerge.execute.compare import compare_values, defined_fraction, respond, tolerance
 from emerge.execute.decisions import Decisions
 from emerge.execute.dist_inputs import build_dist_inputs
 from emerge.execute.lockstep import run_ranks, run_sequential
@@ -132,6 +132,33 @@ def test_gpt_with_a_collective_removed_differs():
     assert compare_values(a, b, tolerance(a, b)) is not None
 
 
+#: The same for the graphs with backward; heads = batch, since 512 is both batch * heads / 2 and half a sequence.
+SMALL_TRAIN = {
+    1024: 16, 32: 4, 16: 2, 512: 8, 768: 6, 1536: 12, 3072: 24, 6144: 48, 2304: 18, 4608: 36, 48: 3, 144: 9,
+    16384: 32, 32768: 64, 2048: 20, 98304: 22, 49152: 11, 1048576: 256, 524288: 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["bug_missing_switchmlp_allreduce", "bug_missing_allreduce_under_wrong_config"])
+def test_gradient_bugs_are_seen_by_execution(case):
+    seq, graphs, relations = load(case, SMALL_TRAIN)
+    values = sample_inputs(seq, 2, scale=1.0, ranges=infer_ranges(seq))
+    built = build_dist_inputs(relations.usable_inputs(), values, graphs)
+    assert built.undetermined == []
+    (entry,) = [e for e in relations.expected_outputs if e.violated]
+    left = run_sequential(seq, values, keep=[entry.seq])
+    right = run_ranks(graphs, built.values, relations.groups.get("dist"), keep=[[x.name] for x in entry.dist])
+    pieces = [right[x.rank][x.name] for x in entry.dist]
+    a = left[entry.seq]
+    b = torch.cat(pieces, entry.dim) if entry.kind == "shard" else pieces[0]
+    assert defined_fraction(a) == 1.0
+    assert compare_values(a, b, tolerance(a, b)) is not None
+    if entry.kind == "replicated":
+        # The missing all-reduce: the sum over the ranks is what a correct program has.
+        total = sum(pieces)
+        assert compare_values(a, total, tolerance(a, total)) is None
+
+
 def test_memory_estimate_of_the_captured_gpt_is_in_the_expected_range():
     seq, _, _ = load("gpt_tp2_layer1")
     estimate = estimate_peak(seq)
@@ -150,3 +177,21 @@ def test_every_operator_has_semantics_except_named_kernels(case):
     ops = {n.op for g in (seq, *graphs) for n in g.nodes}
     missing = {o for o in ops if not is_collective(o) and not o.endswith("wait_tensor.default") and lookup(o) is None}
     assert missing == set()
+
+
+def test_llama_in_hlo_with_a_small_vocabulary():
+    # Everything but the vocabulary is at its captured size.
+    seq, graphs, relations = load("aws_llama_tp2_layer1", {128256: 48, 64128: 24})
+    ranges = {i.name: (0, 4) for i in seq.inputs}
+    values = sample_inputs(seq, 1, scale=1e-2, ranges=ranges)
+    values["p1.2"] = torch.arange(64, dtype=torch.int32)
+    built = build_dist_inputs(relations.usable_inputs(), values, graphs)
+    assert built.undetermined == []
+    left = run_sequential(seq, values)
+    right = run_ranks(graphs, built.values, relations.groups.get("dist"))
+    for entry in [*relations.expected_outputs, *relations.extra_outputs]:
+        pieces = [right[x.rank][x.name] for x in entry.dist]
+        b = torch.cat(pieces, entry.dim) if entry.kind == "shard" else pieces[0]
+        a = left[entry.seq]
+        assert float(a.abs().max()) > 0
+        assert compare_values(a, b, tolerance(a, b)) is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from execute_graphs import Builder, Text
 
-from emerge.execute.compare import compare_values, respond, tolerance
+from emerge.execute.compare import ROUNDOFF, compare_values, defined_fraction, respond, tolerance
 from emerge.execute.constants import const_subgraph
 from emerge.execute.lockstep import run_sequential
 from emerge.execute.options import Options
@@ -44,7 +44,9 @@ def test_low_precision_graphs_run_in_float64(dtype):
     want = torch.nn.functional.rms_norm(x, (8,), w, 1e-6)
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
-    captured = run_sequential(norm_graph(dtype, 1e-6), {"x": x, "w": w}, options=Options(Precision(captured=True)))["out"]
+    captured = run_sequential(norm_graph(dtype, 1e-6), {"x": x, "w": w}, options=Options(Precision(captured=True)))[
+        "out"
+    ]
     assert captured.dtype == getattr(torch, dtype)
     error = float((captured.double() - want).abs().max())
     assert 1e-5 < error < 0.1
@@ -166,6 +168,49 @@ def test_threshold_separates_eps_from_rounding():
     assert float((left.base["out"] - respond_to(other, values).base["out"]).abs().max()) < 1e-3
 
 
+def shift_graph(order):
+    """Row sums of a softmax gradient: zero in exact arithmetic, whatever the order of the two sums."""
+    b = Builder()
+    b.input("x", (6, 9))
+    b.input("g", (6, 9))
+    weights = b.add("aten._softmax.default", "x", -1, False, shape=(6, 9))
+    grad = b.add("aten._softmax_backward_data.default", "g", weights, -1, "dtype:float32", shape=(6, 9))
+    if order:
+        grad = b.add("aten.flip.default", grad, [1], shape=(6, 9))
+        grad = b.add("aten.cumsum.default", grad, 1, shape=(6, 9))
+        return b.done(b.add("aten.select.int", grad, 1, 8, shape=(6,), name="out"))
+    return b.done(b.add("aten.sum.dim_IntList", grad, [1], shape=(6,), name="out"))
+
+
+def test_round_off_of_a_cancellation_is_no_difference():
+    values = {"x": rand(6, 9), "g": rand(6, 9)}
+    left, right = (
+        respond(lambda p, g=graph: run_sequential(g, values, options=Options(perturbation=p)), ["out"], ROUNDOFF)
+        for graph in (shift_graph(0), shift_graph(1))
+    )
+    a, b = left.base["out"], right.base["out"]
+    assert 0 < float((a - b).abs().max()) < 1e-14
+    assert compare_values(a, b, tolerance(a, b)) is not None
+    assert compare_values(a, b, tolerance(a, b, max(left.by_name["out"], right.by_name["out"]))) is None
+    # A real change is far above it.
+    assert compare_values(a, b + 1e-12, tolerance(a, b, max(left.by_name["out"], right.by_name["out"]))) is not None
+
+
+def test_roundoff_moves_rounding_operators_only():
+    b = Builder()
+    b.input("x", (50,))
+    same = b.add("aten.clone.default", "x", shape=(50,))
+    view = b.add("aten.view.default", same, [50], shape=(50,))
+    b.add("aten.exp.default", view, shape=(50,), name="out")
+    x = rand(50)
+    perturbation = Perturbation("roundoff", 1)
+    got = run_sequential(b.done("out", view), {"x": x}, options=Options(perturbation=perturbation))
+    assert torch.equal(got[view], x)
+    assert perturbation.touched == 1
+    relative = ((got["out"] - x.exp()) / x.exp()).abs()
+    assert 0 < float(relative.max()) < 4 * 2.0**-52
+
+
 def test_response_that_changes_an_integer_is_infinite():
     b = Builder()
     c = b.constant(0.1, ())
@@ -198,6 +243,12 @@ def test_compare_values_of_undefined_and_infinite_elements():
     assert (found.reason, found.index) == ("undefined", (1,))
     found = compare_values(reference, torch.tensor([5.0, 1.0, -inf, -inf], dtype=torch.float64), 1.0)
     assert (found.index, found.max_abs_diff) == ((2,), inf)
+
+
+def test_defined_fraction():
+    assert defined_fraction(torch.tensor([math.nan, 1.0, math.inf, 2.0])) == 0.75
+    assert defined_fraction((torch.tensor([1.0]), torch.tensor([math.nan]))) == 0.0
+    assert defined_fraction(torch.tensor([1, 2])) == 1.0
 
 
 def test_importing_execution_does_not_import_torch():

@@ -85,6 +85,7 @@ _LENIENT = {
     ),
     **dict.fromkeys(("index_add", "index_copy", "roll"), "0-dimensional operands"),
     **dict.fromkeys(("gelu_backward", "soft_margin_loss", "binary_cross_entropy_with_logits"), "broadcasting kernels"),
+    "linear": "biases of rank 2",
     "log_sigmoid_backward": "its buffer has a shape that depends on the device",
     "logsumexp": "an empty list of dimensions",
     "nll_loss_backward": "total weight, and a target [1] for scores [classes]",

@@ -171,26 +171,99 @@ def select(low: Lowering, x: Tensor, d: int, index: int, size: int) -> Tensor:
 
 
 def slice_plain(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: int) -> Tensor:
-    """``x[start:stop:step]`` along ``d``, the same on every rank."""
+    """``x[start:stop:step]`` along ``d``, the same on every rank.
+
+    A slice is taken where the tensor was made: before rearrangements and inside the piece of a concatenation. Where the
+    operator works in parallel along ``d``, the operator on sliced operands is noted as another form of the slice.
+    """
     n = x.shape[d]
     size = max(0, -(-(stop - start) // step))
     if size == n:
         return x
     if size == 0:
         raise Unsupported("slice without elements")
+    if step == 1:
+        inner = _slice_inside(low, x, d, start, stop)
+        if inner is not None:
+            return inner
+    result = _slice_op(low, x, d, start, stop, step, size)
+    if step == 1:
+        _note_sliced_form(low, x, d, start, stop, result)
+    return result
+
+
+def _slice_op(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: int, size: int) -> Tensor:
+    """The slice as an operator: an index of the outer (or inner) axis where it divides the dimension, else in order."""
+    n = x.shape[d]
     if step == 1 and n % size == 0 and start % size == 0:
         return select(low, x, d, start // size, size)
     shape = [size if k == d else m for k, m in enumerate(x.shape)]
-    if step > 1 and n % step == 0 and size * step == n:
+    iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
+    if step > 1 and size * step == n:
         # every step-th element: index `start` of the inner axis
-        iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape) if k != d]
-        iters.insert(d, Iter(size, "p", whole(size, d), ((0, (Tie(1, d, step, size),)),)))
+        iters[d] = Iter(size, "p", whole(size, d), ((0, (Tie(1, d, step, size),)),))
         iters.append(Iter(step, "o", (), ((0, (Tie(1, d, 1, step),)),)))
         return low.op(f"stride#{start}#{step}", "slice", [x], iters, shape, x.dtype)
-    iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
     iters[d] = Iter(size, "pos", whole(size, d))
     iters.append(Iter(n, "o", (), ((0, whole(n, d)),)))
     return low.op(f"slice#{start}#{stop}#{step}#{n}", "slice", [x], iters, shape, x.dtype)
+
+
+def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Tensor | None:
+    """The slice taken on the operand of a rearrangement, or inside one piece of a concatenation; None if neither fits."""
+    made = low.made_by.get(x.id)
+    if made is None:
+        return None
+    size = stop - start
+    shape = [size if k == d else m for k, m in enumerate(x.shape)]
+    if made.kind == "layout":
+        if d in made.broadcast:
+            return low.layout(made.args[0], shape, made.ties, made.broadcast)
+        own = [t for t in made.ties if t[0] == d]
+        arg = made.args[0]
+        if not own:
+            return None
+        _, ov, da, oa, n = max(own, key=lambda t: t[1])
+        outermost = oa * n == arg.shape[da] and ov * n == x.shape[d]
+        if not outermost or start % ov or stop % ov or (oa > 1 and ov > 1):
+            return None
+        inner = slice_plain(low, arg, da, start // ov * oa, stop // ov * oa, 1)
+        ties = [(*t[:4], size // ov) if t[0] == d and t[1] == ov else t for t in made.ties]
+        return low.layout(inner, shape, ties, made.broadcast)
+    if made.kind == "cat":
+        offset = 0
+        for part in made.args:
+            if offset <= start and stop <= offset + part.shape[d] and part.shape[d] != x.shape[d]:
+                return slice_plain(low, part, d, start - offset, stop - offset, 1)
+            if part.shape[d] == x.shape[d]:
+                return None  # concatenated along another dimension
+            offset += part.shape[d]
+    return None
+
+
+def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, result: Tensor) -> None:
+    """Another form of a slice: the operator that made ``x``, with the operands sliced that carry dimension ``d``.
+
+    Whether it may be used is a law (``form-sliced``); here only the candidate is written.
+    """
+    made = low.made_by.get(x.id)
+    if made is None or not made.args or made.relocation is not None or low.slice_depth > 6:
+        return
+    if d >= len(made.iters) or any(it.out != whole(it.size, k) for k, it in enumerate(made.iters[: len(x.shape)])):
+        return
+    it = made.iters[d]
+    if it.role != "p" or it.to_mesh or it.from_mesh or any(len(t) != 1 or t != whole(it.size, t[0].d) for _, t in it.args):
+        return
+    dims = {k: ties[0].d for k, ties in it.args}
+    low.slice_depth += 1
+    args = [slice_plain(low, a, dims[k], start, stop, 1) if k in dims else a for k, a in enumerate(made.args)]
+    low.slice_depth -= 1
+    size = stop - start
+    part = Iter(size, it.role, whole(size, d), tuple((k, whole(size, e)) for k, e in dims.items()))
+    iters = [part if k == d else other for k, other in enumerate(made.iters)]
+    form = low.form(made.body, made.kind, args, iters, result, made.scale)
+    if form is not None:
+        low.base.add("sliced_form", form, low.op_of[result.id], low.op_of[x.id], d)
 
 
 def rank_slice(low: Lowering, x: Tensor, d: int, starts: Sequence[int], size: int) -> Tensor:

@@ -124,8 +124,9 @@ def _linear(call: Call) -> Result:
         raise GraphError("linear needs an input of rank 1 or more")
     _require_inner(operand.shape[-1], weight.shape[-1])
     shape = (*operand.shape[:-1], *weight.shape[:-1])
-    if bias is not None:
-        _require_addend(bias, shape if len(shape) > 1 else (1, *shape))
+    # Which biases of rank 2 are accepted depends on the ranks of the other operands and on the kernel.
+    if bias is not None and len(bias.shape) < 2:
+        _require_addend(bias, weight.shape[:-1])
     return Spec(common_dtype(operand, weight, bias), shape)
 
 
