@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from emerge.engine.checks import MAX_COLUMNS
+from emerge.engine.checks import MAX_COLUMNS, guard_of
 from emerge.engine.lower import Assign, Rule, Step
 from emerge.engine.program import LogRule, Program
 from emerge.engine.syntax import Agg, Atom, Cmp, Neg, Nil, Num, Op, Rec, Str, Term, Var, Wild
@@ -59,12 +59,19 @@ class _Emitter:
     def __init__(self, relations: Mapping[str, str], numbers: dict[str, str] | None = None) -> None:
         self.relations = relations
         self.numbers: dict[str, str] = {} if numbers is None else numbers
+        self.around: Sequence[Step] = ()  # the body being written, where guards of divisors stand
 
     def rule(self, rule: Rule, head: str | None = None) -> str:
         head = head or self.atom(rule.head)
         plan = f"\n.plan {rule.clause.plan}" if rule.clause.plan else ""
-        body = ", ".join(self.step(s) for s in _guards_first(rule.body))
+        body = self.body(rule.body)
         return f"{head} :- {body}.{plan}" if body else f"{head}."
+
+    def body(self, steps: Sequence[Step]) -> str:
+        outer, self.around = self.around, steps
+        text = ", ".join(map(self.step, steps))
+        self.around = outer
+        return text
 
     def step(self, step: Step) -> str:
         match step:
@@ -100,19 +107,24 @@ class _Emitter:
                     return f"{term.op}({args[0]}, {args[1]})"
                 if len(args) == 1:
                     return f"({'-' if term.op == 'neg' else 'bnot '}{args[0]})"
+                if term.op in ("/", "%") and isinstance(term.args[1], Var):
+                    args[1] = self.safe_divisor(args[1], term.args[1].name)
                 return f"({args[0]} {term.op} {args[1]})"
             case Agg():
+                outer, self.around = self.around, term.body
                 target = "" if term.target is None else " " + self.term(term.target)
-                return f"{term.op}{target} : {{ {', '.join(self.step(b) for b in _guards_first(term.body))} }}"
+                self.around = outer
+                return f"{term.op}{target} : {{ {self.body(term.body)} }}"
 
+    def safe_divisor(self, text: str, name: str) -> str:
+        """The divisor where its guard holds, and never 0.
 
-def _guards_first(steps: Sequence[Step]) -> list[Step]:
-    """Comparisons without arithmetic before those with it, so that a guarded division is reached after its guard."""
-
-    def late(step: Step) -> bool:
-        return isinstance(step, Cmp) and (isinstance(step.left, Op) or isinstance(step.right, Op))
-
-    return [s for s in steps if not late(s)] + [s for s in steps if late(s)]
+        Soufflé turns guards into index bounds and may test what is left of them after the division, so a guarded
+        division can still end the run.
+        """
+        if guard_of(name, self.around) == "positive":
+            return f"max({text}, 1)"
+        return f"({text} + 1 + (({text} bor (-{text})) bshr 31))"
 
 
 def _flat_names(names: Iterable[str]) -> dict[str, str]:

@@ -175,6 +175,7 @@ class Lowering:
         self.random_calls = 0
         self.slice_depth = 0
         self.node: FamilyNode | None = None
+        self.family_nodes: dict[str, FamilyNode] = {}
         self.made_by: dict[int, Made] = {}
         self._memo: dict[Any, Tensor] = {}
         self._bodies: set[str] = set()
@@ -185,6 +186,7 @@ class Lowering:
         """Lowers inputs and nodes in order."""
         import emerge.facts.ops  # noqa: F401  (registers the handlers)
 
+        self.family_nodes = {node.name: node for node in graph.nodes}
         for inp in graph.inputs:
             self.lower_input(inp.name, inp.shape, inp.dtype)
         for node in graph.nodes:

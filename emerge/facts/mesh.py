@@ -63,6 +63,16 @@ class Mesh:
         """All axes, outermost first."""
         return [Block(self.dim(i), 1, n) for i, n in enumerate(self.sizes) if n > 1]
 
+    def varying(self, values: Sequence[object]) -> list[Block]:
+        """The mesh axes along which a value per rank is not constant, outermost first."""
+        out = []
+        for axis, size in enumerate(self.sizes):
+            step = self._steps[axis]
+            starts = [r for r in range(self.ranks) if r // step % size == 0]
+            if any(values[r + i * step] != values[r] for r in starts for i in range(size)):
+                out.append(Block(self.dim(axis), 1, size))
+        return out
+
     def blocks_of_groups(self, groups: Sequence[Sequence[int]]) -> list[Block] | None:
         """The blocks, outermost first, whose row-major order is the order of every group.
 

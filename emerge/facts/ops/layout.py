@@ -255,6 +255,8 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     if it.role != "p" or it.to_mesh or it.from_mesh or any(len(t) != 1 or t != whole(it.size, t[0].d) for _, t in it.args):
         return
     dims = {k: ties[0].d for k, ties in it.args}
+    if any(made.args[k].shape[e] != it.size for k, e in dims.items()):
+        return  # the operand's dimension is divided between several iteration dimensions
     low.slice_depth += 1
     args = [slice_plain(low, a, dims[k], start, stop, 1) if k in dims else a for k, a in enumerate(made.args)]
     low.slice_depth -= 1

@@ -148,6 +148,10 @@ def mul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
         x, y = y, x
     dtype = result_dtype(node, x.dtype)
     values = rank_vector_fraction(y)
+    if values is not None and is_integer(dtype) and isinstance(y, RankVector):
+        result = low.pointwise(f"mulc#{y.values}", "mulc", [x], dtype)
+        note_index(low, result, "times", x, y)
+        return result
     if values is not None:
         return rank_weighted(low, x, values, dtype)
     c = scalar_constant(y)
@@ -197,8 +201,8 @@ def rank_weighted(low: Lowering, x: Tensor, values: list[Fraction], dtype: str) 
     body = "rank_weight#" + ",".join(map(str, values))
     iters = [axis(n, "p", d, a0=d) for d, n in enumerate(x.shape)]
     result = low.op(body, "rank_weight", [x], iters, x.shape, dtype)
-    blocks = low.mesh.whole()
-    if sum(values) == 1:
+    blocks = low.mesh.varying(values)
+    if sum(values[r] for r in low.mesh.group_of(0, blocks)) == 1:
         low.op(body, "rank_weight", [x], iters, x.shape, dtype, form_of=result, relocation=("rank_weight", "sum"), group=blocks)
     return result
 
