@@ -6,6 +6,7 @@ That is verified for every atom read back. What clingo does differently from Sou
 * ``min``/``max`` of nothing are ``#sup``/``#inf`` in clingo: such a match is dropped, as in Soufflé.
 * clingo solves linear equations for any variable; ``?0`` (bitwise or) keeps arithmetic one-way, so 32-bit
   wrap-around (the same in both, measured) cannot lose a solution.
+* a clingo sum wraps around where it is assigned, but saturates where it is compared: it is always assigned first.
 * clingo has no shifts, ``min``/``max`` functions or trap for ``-2147483648 / -1``: arithmetic, or Python callbacks.
 """
 
@@ -139,9 +140,14 @@ class _Emitter:
         # One tuple per match, so equal values of different matches are all summed; for min and max only values matter.
         elements = weight if agg.op in ("min", "max") else weight + [self.var(v) for v in locals_]
         tuple_text = ",".join(elements) or "0"
-        text = f"{self.var(step.var.name)} = #{agg.op} {{ {tuple_text} : {', '.join(self.body(agg.body))} }}"
+        # A variable of its own, which nothing else can bind: a sum that clingo only compares with a known value
+        # saturates at 32 bits instead of wrapping around.
+        own = self.var(f"{step.var.name} alone")
+        parts = [f"{own} = #{agg.op} {{ {tuple_text} : {', '.join(self.body(agg.body))} }}"]
         empty = {"min": "#sup", "max": "#inf"}.get(agg.op)
-        return [text] if empty is None else [text, f"{self.var(step.var.name)} != {empty}"]
+        if empty is not None:
+            parts.append(f"{own} != {empty}")
+        return [*parts, f"{self.var(step.var.name)} = ({own}?0)"]
 
     def atom(self, atom: Atom) -> str:
         name = self.predicate[atom.name]

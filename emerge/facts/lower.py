@@ -6,6 +6,7 @@ operator family) and written down; which tensors correspond is derived by the pr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -174,6 +175,7 @@ class Lowering:
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
+        self.strict = bool(os.environ.get("EMERGE_STRICT_LOWERING"))
         self.node: FamilyNode | None = None
         self.family_nodes: dict[str, FamilyNode] = {}
         self.made_by: dict[int, Made] = {}
@@ -223,6 +225,11 @@ class Lowering:
             result = handler(self, node, args, kwargs)
         except Unsupported as exc:
             result = self.unknown_result(node, str(exc))
+        except (TypeError, ValueError, IndexError, KeyError, AttributeError) as exc:
+            # arguments of a kind that the handler does not know, e.g. a number per rank where it expects one number
+            if self.strict:
+                raise
+            result = self.unknown_result(node, f"its arguments are not understood ({type(exc).__name__}: {exc})")
         self.tensors[node.name] = result
         if isinstance(result, Tensor):
             self.check_result(node, result)

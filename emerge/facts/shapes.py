@@ -65,8 +65,10 @@ class ShapeReport:
 
     Attributes:
         checked: operator -> number of nodes whose declared types were compared with computed ones.
+            Single outputs of a multi-output node may be without rule (scratch values of fused kernels).
         unchecked: operator -> number of nodes where nothing was compared: no rule, or the rule needs values that
-            the graph does not declare (data-dependent sizes, kernels it does not know).
+            the graph does not declare (data-dependent sizes, kernels it does not know). The operands of these nodes
+            may have been checked all the same.
     """
 
     checked: dict[str, int] = field(default_factory=dict)
@@ -138,7 +140,8 @@ def check_graph(graph: Graph) -> ShapeReport:
             place = f"{graph.path or graph.name}: node '{node.name}' ({node.op})"
             message = f"{error.message}{_operand_text(args, kwargs)}; {_MEND}"
             raise GraphError(message, place) from None
-        counter = report.unchecked if result is None else report.checked
+        silent = isinstance(result, Nothing) and (node.shape is not None or bool(node.elements))
+        counter = report.unchecked if result is None or silent else report.checked
         counter[node.op] = counter.get(node.op, 0) + 1
         values[node.name] = _value(node, result)
     return report

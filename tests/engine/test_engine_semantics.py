@@ -64,6 +64,11 @@ CASES: dict[str, tuple[str, set[tuple[object, ...]]]] = {
     "sum counts every match": (E + O1 + "e(1,8). o(n) :- n = sum x : {e(x,_)}. o(n) :- n = sum 2 : {e(_,_)}.",
                                {(16,), (12,)}),
     "sum wraps": (O1 + ".decl k(x:number) k(2000000000). k(2000000001). o(n) :- n = sum x : {k(x)}.", {(-294967295,)}),
+    "compared sums wrap": (
+        E + O1 + ".decl k(x:number) k(2147483647). k(9). k(-1). k(3).\n"
+        "o(x) :- e(x,_), n = sum y : {k(y)}, n > 0. o(x+10) :- e(x,_), n = sum y : {k(y)}, n = 2147483647."
+        "o(x+20) :- e(x,_), n = -2147483638, n = sum y : {k(y)}. o(x+30) :- e(x,6), (n > 0 ; n = 3 ; n < -5),"
+        "n = sum y : {k(y)}.", {(21,), (22,), (23,), (24,), (25,), (35,)}),
     "aggregates in expressions": (
         E + O1 + "o(1 + count : {e(_,_)}). o(x) :- e(x,_), x > count : {e(_,_)} - 1. o(50) :- count : {e(1,_)} = 1."
         "o(60) :- 0 = count : {e(_x,_y), !e(_y,_x), e(9,_z)}.", {(6,), (5,), (50,), (60,)}),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from emerge.facts.shape_rules import contraction, creation, nn, pointwise, reduction
+from emerge.facts.shape_rules import nn, pointwise
 from emerge.graph.model import DType, TensorType, TypedConst
 
 Call = tuple[list[Any], dict[str, Any]]
@@ -807,7 +807,10 @@ COMPOSITES: dict[str, Case] = {
     "native_layer_norm_backward.default": layer_norm_backward,
     "rms_norm.default": rms_norm,
     "_fused_rms_norm.default": rms_norm,
-    "group_norm.default": lambda r: ([tensor(r, 2, 6, *shape(r, 1, 2)), r.choice((2, 3)), tensor(r, 6), tensor(r, 6)], {}),
+    "group_norm.default": lambda r: (
+        [tensor(r, 2, 6, *shape(r, 1, 2)), r.choice((2, 3)), tensor(r, 6), tensor(r, 6)],
+        {},
+    ),
     "native_group_norm.default": lambda r: ([tensor(r, 2, 6, 5), tensor(r, 6), tensor(r, 6), 2, 6, 5, 3, 1e-5], {}),
     "scaled_dot_product_attention.default": lambda r: r.choice((masked_attention, grouped_attention))(r),
     "_scaled_dot_product_attention_math.default": masked_attention,

@@ -230,7 +230,9 @@ def _masked_scatter(call: Call) -> Result:
 def _bucketize(call: Call) -> Result:
     values = call.operand(0, "self")
     require_rank("the boundaries", call.tensor(1, "boundaries"), 1)
-    return Spec("int32" if call.flag(-1, "out_int32") else "int64", values.shape if isinstance(values, TensorType) else ())
+    return Spec(
+        "int32" if call.flag(-1, "out_int32") else "int64", values.shape if isinstance(values, TensorType) else ()
+    )
 
 
 def _searchsorted(call: Call) -> Result:

@@ -23,9 +23,7 @@ from emerge.util.errors import GraphError
 def _apex_norm_forward(call: Call) -> Result:
     """(input, weight, bias, normalized_shape, eps) -> output, mean, 1/std; statistics are flat float32."""
     operand = call.tensor(0, "input")
-    lead = normalized_lead(
-        operand, call.size(3, "normalized_shape"), call.tensor(1, "weight"), call.tensor(2, "bias")
-    )
+    lead = normalized_lead(operand, call.size(3, "normalized_shape"), call.tensor(1, "weight"), call.tensor(2, "bias"))
     rows: Shape = (product(lead),)
     return [like(operand), Spec("float32", rows), Spec("float32", rows)]
 

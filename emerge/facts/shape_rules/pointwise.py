@@ -72,8 +72,7 @@ BINARY_PROMOTED = (
 BINARY_FLOATING = "true_divide atan2 arctan2 xlogy special_xlogy copysign"
 #: two operands, result boolean.
 BINARY_BOOLEAN = (
-    "eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or "
-    "logical_xor isclose"
+    "eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor isclose"
 )
 
 #: gradient of a unary function: (gradient, saved operand).
