@@ -16,6 +16,7 @@ from emerge.facts.base import MESH, FactBase, constant_text
 from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
 from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
+from emerge.facts.mutation import Storage
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
 from emerge.util.errors import GraphError
 
@@ -175,6 +176,7 @@ class Lowering:
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
+        self.storage = Storage()
         self.strict = bool(os.environ.get("EMERGE_STRICT_LOWERING"))
         self.node: FamilyNode | None = None
         self.family_nodes: dict[str, FamilyNode] = {}
@@ -231,6 +233,8 @@ class Lowering:
                 raise
             result = self.unknown_result(node, f"its arguments are not understood ({type(exc).__name__}: {exc})")
         self.tensors[node.name] = result
+        for target in self.storage.visit(node):
+            self.tensors[target] = result
         if isinstance(result, Tensor):
             self.check_result(node, result)
             self.nodes_of.setdefault(result.id, []).append(node.name)
@@ -248,6 +252,8 @@ class Lowering:
     def resolve(self, arg: Any) -> Any:
         """Arguments with references replaced by lowered tensors."""
         if isinstance(arg, Ref):
+            if arg.name in self.storage.stale:
+                raise Unsupported(f"reads {arg.name!r}, which shares memory with what {self.storage.stale[arg.name]!r} wrote in place")
             value = self.tensors.get(arg.name)
             if value is None:
                 raise Unsupported(f"reads {arg.name!r}, which is unknown")

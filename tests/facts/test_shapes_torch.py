@@ -44,8 +44,8 @@ _NOT_RUN = {
 _UNSAFE = ("attention", "_grouped_mm")
 _UNSAFE_BROKEN = (*_UNSAFE, "_backward", "_chunk_cat")
 
-#: broken calls that PyTorch's eager kernels accept and the rule refuses: normalised shapes that do not fit, reductions that do not exist, dimensions of
-#: tensors without elements, negative sizes and strides.
+#: broken calls that PyTorch's eager kernels accept and the rule refuses: normalised shapes that do not fit, reductions
+#: that do not exist, dimensions of tensors without elements, negative sizes and strides.
 _STRICTER = {
     "cummax",
     "cummin",
@@ -125,6 +125,13 @@ def _try(name: str, args: list[Any], kwargs: dict[str, Any], device: str) -> tup
         return None, error
 
 
+def _try_rule(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, GraphError | None]:
+    try:
+        return infer(f"aten.{name}", args, kwargs), None
+    except GraphError as error:
+        return None, error
+
+
 def _agrees(computed: Any, actual: Any) -> bool:
     if isinstance(computed, Spec):
         return (
@@ -178,12 +185,10 @@ def test_valid_calls_agree_with_meta_tensors(name: str) -> None:
             actual, error = _try(name, args, kwargs, "cpu")
         if error is not None:
             continue
-        try:
-            computed = infer(f"aten.{name}", args, kwargs)
-        except GraphError as refused:
+        computed, refused = _try_rule(name, args, kwargs)
+        if refused is not None:
             # Meta kernels check less than real ones.
-            _, error = _try(name, args, kwargs, "cpu")
-            assert error is not None, f"{name}{args}{kwargs}: {refused}"
+            assert _try(name, args, kwargs, "cpu")[1] is not None, f"{name}{args}{kwargs}: {refused}"
             continue
         if computed is None:
             continue
@@ -249,12 +254,7 @@ def test_broken_calls_are_refused_as_by_pytorch(name: str) -> None:
         args, kwargs = CASES[name](random)
         args = _break(random, args)
         actual, error = _try(name, args, kwargs, "cpu")
-        refused: GraphError | None = None
-        computed = None
-        try:
-            computed = infer(f"aten.{name}", args, kwargs)
-        except GraphError as raised:
-            refused = raised
+        computed, refused = _try_rule(name, args, kwargs)
         text = f"{name}{args}{kwargs}"
         if isinstance(error, NotImplementedError) or (error is not None and refused is None and _is_empty(args)):
             continue  # with no elements PyTorch refuses the zeros given as indices, and values without identity

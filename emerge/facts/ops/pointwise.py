@@ -8,7 +8,7 @@ from typing import Any
 from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode, RankVector
 from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
-from emerge.graph.model import is_floating, is_integer
+from emerge.graph.model import DTYPES, is_floating, is_integer
 
 #: ATen name -> kind of body, for functions of one operand without attributes.
 UNARY = {
@@ -389,7 +389,7 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
     if x.constant is not None and is_floating(target):
         return low.constant(x.constant, x.shape, target)
     result = low.pointwise(f"cast#{target}", "cast", [x], target)
-    if is_integer(x.dtype) and target in ("int64", "int32"):
+    if is_integer(x.dtype) and is_integer(target) and DTYPES[target][1] >= DTYPES[x.dtype][1] and target != "bool":
         low.base.add("index_scalar", low.op_of[result.id], "times", (1, 0, 0))
     return result
 

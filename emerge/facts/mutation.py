@@ -1,0 +1,70 @@
+"""Writes in place, seen from a graph in single-assignment form.
+
+An in-place operator gives its operand's name the new value. Every other name that may share memory with the operand (a
+view of it, or the tensor it is a view of) has changed as well, which single assignment cannot say: reading such a name
+afterwards is refused. Sharing is over-approximated by operator names, so this needs no framework.
+"""
+
+from __future__ import annotations
+
+from emerge.facts.families import FamilyNode
+from emerge.graph.model import iter_refs
+
+#: Operators whose result may share memory with their first operand.
+MAY_ALIAS = {
+    "aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as", "aten.squeeze",
+    "aten.unsqueeze", "aten._reshape_alias", "aten.ravel", "aten.reshape_as", "aten.transpose", "aten.t", "aten.permute",
+    "aten.numpy_T", "aten.mT", "aten.movedim", "aten.swapaxes", "aten.swapdims", "aten.expand", "aten.expand_as",
+    "aten.broadcast_to", "aten.slice", "aten.narrow", "aten.select", "aten.split", "aten.split_with_sizes", "aten.chunk",
+    "aten.tensor_split", "aten.unbind", "aten.detach", "aten.alias", "aten.contiguous", "aten.to", "aten.as_strided",
+    "aten.view_as_real", "aten.view_as_complex", "aten.diagonal", "aten.unfold", "aten.lift_fresh", "aten.real",
+    "aten.type_as", "aten.float", "aten.half", "aten.bfloat16", "operator.getitem", "_c10d_functional.wait_tensor",
+}  # fmt: skip
+
+_WRITES_FIRST = {"_c10d_functional.all_reduce_", "_c10d_functional.broadcast_", "c10d._allgather_base_", "c10d._reduce_scatter_base_"}
+
+
+def written(node: FamilyNode) -> list[str]:
+    """Names that a node writes to in place."""
+    base = node.op.rpartition(".")[0] or node.op
+    name = base.rpartition(".")[2]
+    in_place = base.startswith(("aten.", "prims.")) and name.endswith("_") and not name.endswith("__")
+    if in_place or base in _WRITES_FIRST:
+        return list(iter_refs(node.args[:1]))[:1] if name != "_foreach_" else list(iter_refs(node.args[:1]))
+    out = node.kwargs.get("out")
+    return list(iter_refs([out])) if out is not None else []
+
+
+class Storage:
+    """Which names may share memory, and which are out of date."""
+
+    def __init__(self) -> None:
+        self._parent: dict[str, str] = {}
+        self._members: dict[str, set[str]] = {}
+        self.stale: dict[str, str] = {}
+
+    def _root(self, name: str) -> str:
+        self._members.setdefault(self._parent.setdefault(name, name), {name})
+        while self._parent[name] != name:
+            name = self._parent[name]
+        return name
+
+    def _join(self, a: str, b: str) -> None:
+        a, b = self._root(a), self._root(b)
+        if a != b:
+            self._parent[b] = a
+            self._members[a] |= self._members.pop(b)
+
+    def visit(self, node: FamilyNode) -> list[str]:
+        """Notes sharing and writes of a node; returns the names whose value the node replaces."""
+        base = node.op.rpartition(".")[0] or node.op
+        if base in MAY_ALIAS:
+            for source in list(iter_refs(node.args[:1])):
+                self._join(source, node.name)
+        targets = written(node)
+        for target in targets:
+            self._join(target, node.name)
+            for name in self._members[self._root(target)]:
+                if name not in (target, node.name):
+                    self.stale[name] = node.name
+        return targets

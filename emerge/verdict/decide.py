@@ -1,0 +1,292 @@
+"""From a derivation and, where it falls short, an execution to the verdict of a pair (DESIGN: verdicts and findings)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from emerge.engine.derivation import Step
+from emerge.facts.base import IMPLEMENTATION, REFERENCE
+from emerge.facts.lower import Lowering
+from emerge.relate.derive import Derivation, Problem
+from emerge.relate.expected import Ambiguity
+from emerge.relate.statement import Statement
+from emerge.util.errors import BudgetExceeded, ExecutionError
+from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, frontier_findings
+from emerge.verdict.types import (
+    EQUIVALENT,
+    EVIDENCE,
+    NOT_EQUIVALENT,
+    UNKNOWN,
+    Assumption,
+    Counterexample,
+    Finding,
+    NotRun,
+    Output,
+    PairResult,
+    RefutationResult,
+    Refuter,
+)
+
+
+def decide(
+    problem: Problem, derivation: Derivation, refuter: Refuter | None = None, *,
+    levels: Mapping[str, str] | None = None, default_level: str = "tested", ambiguities: Sequence[Ambiguity] = (), seed: int = 0,
+) -> PairResult:
+    """The verdict of a pair.
+
+    EQUIVALENT needs a proof of every claim and no open reading; NOT_EQUIVALENT an executed difference; all else is
+    UNKNOWN with a reason.
+
+    Args:
+        refuter: runs both sides; called only when something is unproved. None: nothing is executed.
+        levels: law -> evidence of its certificate; laws not named have ``default_level``.
+        ambiguities: relations that the shapes do not settle.
+        seed: of the execution, for the report.
+    """
+    structure = Structure(derivation)
+    proved = derivation.proved()
+    unproved = sorted(set(derivation.claims) - proved)
+    unusable = [s for s, _ in derivation.unusable if any(s is c for c in problem.outputs)]
+    result = PairResult(engine=(derivation.result.engine, derivation.result.version))
+    evidence, steps = _evidence(derivation, proved, levels, default_level, result)
+    result.outputs = _outputs(structure, proved, evidence, unusable)
+    result.coverage = {level: sum(e == level for e in evidence.values()) for level in EVIDENCE}
+    # Assumptions matter to a proof only; for other verdicts those of everything the outputs read are listed.
+    result.assumptions = _assumptions(structure, steps if steps is not None and not unproved else None)
+    if derivation.claims and not unproved and not unusable and not ambiguities:
+        result.verdict = EQUIVALENT
+        result.evidence = max((evidence[g] for g in proved), key=EVIDENCE.index)
+        return result
+    refutation: RefutationResult | None = None
+    if unproved or unusable:
+        refutation = _refute(refuter, problem, derivation, ambiguities)
+    if refutation is not None and refutation.status == "refuted":
+        _refuted(result, structure, unproved, refutation, seed)
+    else:
+        _unknown(result, structure, unproved, unusable, refutation, ambiguities)
+    _diagnose(result.findings, derivation)
+    return result
+
+
+# ---- proofs ---------------------------------------------------------------------------------------------------------
+
+
+def _evidence(
+    derivation: Derivation, proved: set[int], levels: Mapping[str, str] | None, default: str, result: PairResult
+) -> tuple[dict[int, str], list[Step] | None]:
+    """Evidence per proved claim, and the steps of their proofs (None without a derivation log)."""
+    log = derivation.result.log
+    rows: dict[int, list[tuple[Any, ...]]] = {}
+    for row in sorted(derivation.result.relations["output_proved"], key=repr):
+        rows.setdefault(row[0], []).append(row)
+    if log is None:
+        # Without the log any law may have been used, so the weakest counts.
+        weakest = max([default, *(levels or {}).values()], key=EVIDENCE.index)
+        return dict.fromkeys(proved, weakest), None
+    given = levels or {}
+    names = {c.law for c in log.program.clauses if c.law is not None}
+    numbers = {law: EVIDENCE.index(given.get(law, default)) for law in names}
+    evidence: dict[int, str] = {}
+    steps: dict[Any, Step] = {}
+    chosen = []
+    for g in sorted(proved):
+        proofs = [log.explain(("output_proved", row), numbers) for row in rows[g]]
+        best = min(proofs, key=lambda p: (p.level, len(p.steps)))
+        # Every derivation uses the alignment laws, so level 0 means that all of them are proved.
+        evidence[g] = EVIDENCE[best.level]
+        chosen.append(best.fact)
+        steps.update((s.fact, s) for s in best.steps)
+    if chosen:
+        result.rules_used = log.laws_used(chosen, numbers)
+    return evidence, list(steps.values())
+
+
+def _outputs(structure: Structure, proved: set[int], evidence: Mapping[int, str], unusable: list[Statement]) -> list[Output]:
+    """One entry per claimed reference output; a claim in pieces gives one text per piece."""
+    out: dict[tuple[str, str], Output] = {}
+    for number, statement in structure.derivation.claims.items():
+        key = (statement.reference.name, statement.implementation.name)
+        ok = number in proved
+        # Of several derived alignments the expected one is shown when it is among them.
+        texts = structure.alignments.claim_texts(number)
+        derived = next((t for t in texts if t.startswith(_plain(statement))), texts[0] if texts else None)
+        entry = out.get(key)
+        if entry is None:
+            out[key] = Output(
+                str(statement.reference), structure.members(key[1]), derived, statement.text, evidence.get(number), ok
+            )
+            continue
+        entry.alignment = None if derived is None or entry.alignment is None else f"{entry.alignment}; {derived}"
+        entry.expected = f"{entry.expected}; {statement.text}"
+        entry.reference = statement.reference.name
+        entry.proved = entry.proved and ok
+        levels = [e for e in (entry.evidence, evidence.get(number)) if e]
+        entry.evidence = max(levels, key=EVIDENCE.index) if entry.proved and levels else None
+    for statement in unusable:
+        out[statement.reference.name, statement.implementation.name] = Output(
+            str(statement.reference), structure.members(statement.implementation.name), None, statement.text
+        )
+    return list(out.values())
+
+
+def _plain(statement: Statement) -> str:
+    return statement.text
+
+
+def _assumptions(structure: Structure, steps: list[Step] | None) -> list[Assumption]:
+    """Assumptions of operators that the proofs speak of; without proofs, of all operators the outputs read."""
+    derivation = structure.derivation
+    ids: set[int] | None = None
+    if steps is not None:
+        ids = set()
+        for step in steps:
+            for value in (*step.fact.args, *step.substitution.values()):
+                if type(value) is int:
+                    ids.add(value)
+    found: dict[tuple[str, str], Assumption] = {}
+    for side, low in ((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation)):
+        if ids is None:
+            index = 0 if side == REFERENCE else 1
+            ops, roots = structure.cone([structure.claim_tensors(g)[index] for g in derivation.claims])
+            touched = set(ops) | roots
+        else:
+            touched = ids
+        for a in low.assumptions:
+            if a.op in touched or structure.result_of.get(a.op) in touched:
+                where = _where(structure, side, low, a.op)
+                found.setdefault((a.name, where), Assumption(a.name, where, a.why))
+    for statement in derivation.given.values():
+        if statement.origin == "name":
+            where = f"{statement.reference} ~ {statement.implementation}"
+            why = f"names and shapes fit one contiguous block reading only: {statement.text}"
+            found.setdefault(("name", where), Assumption("name", where, why))
+    return list(found.values())
+
+
+def _where(structure: Structure, side: int, low: Lowering, op: int) -> str:
+    name = low.op_node.get(op, "") or (structure.node_name(side, op) if op in structure.result_of else "")
+    source = structure.source(side, name)
+    return f"{'ref' if side == REFERENCE else 'impl'}:{name}" + (f" ({source})" if source else "")
+
+
+# ---- everything else ------------------------------------------------------------------------------------------------
+
+
+def _refute(
+    refuter: Refuter | None, problem: Problem, derivation: Derivation, ambiguities: Sequence[Ambiguity]
+) -> RefutationResult | None:
+    if any(a.section == "relations" for a in ambiguities):
+        return NotRun("not executed, since an input relation is open")
+    if refuter is None:
+        return None
+    try:
+        return refuter(problem, derivation)
+    except (ExecutionError, BudgetExceeded) as exc:
+        return NotRun(str(exc))
+
+
+def _refuted(result: PairResult, structure: Structure, unproved: list[int], refutation: RefutationResult, seed: int) -> None:
+    result.verdict = NOT_EQUIVALENT
+    result.reason = refutation.reason or f"output {refutation.output!r} differs by {refutation.max_abs_diff:g}"
+    result.counterexample = Counterexample(
+        getattr(refutation, "seed", seed), refutation.output, refutation.max_abs_diff, refutation.sizes
+    )
+    result.payload = refutation.payload
+    for reference, implementation in refutation.diverging:
+        result.findings.append(diverging_finding(structure, reference, implementation, refutation.output))
+    if not result.findings:
+        result.findings = frontier_findings(structure, unproved, "UNPROVED", "error")
+    result.findings += mismatches(structure, unproved, "error")
+
+
+def mismatches(structure: Structure, unproved: list[int], severity: str) -> list[Finding]:
+    """Claims whose output is aligned, but not as expected."""
+    out = []
+    for number in unproved:
+        texts = structure.alignments.claim_texts(number)
+        if not texts:
+            continue
+        statement = structure.derivation.claims[number]
+        name, family = statement.reference.name, statement.implementation.name
+        hint = None
+        partial = next((t for t in texts if "partial(" in t), None)
+        if partial is not None and all("partial(" in t for t in texts):
+            axes = partial.split("partial(")[1].split(")")[0]
+            hint = f"the values on the ranks are partial results; reduce them over {axes.split(';')[0]}"
+        out.append(
+            Finding(
+                "UNPROVED", severity,
+                f"output {name!r} corresponds to {family!r}, but not as expected",
+                [name], structure.source(REFERENCE, name), structure.members(family),
+                structure.source(IMPLEMENTATION, family), " | ".join(texts), statement.text, hint,
+            )
+        )
+    return out
+
+
+def _unknown(
+    result: PairResult, structure: Structure, unproved: list[int], unusable: list[Statement],
+    refutation: RefutationResult | None, ambiguities: Sequence[Ambiguity],
+) -> None:
+    result.verdict = UNKNOWN
+    derivation = structure.derivation
+    found = frontier_findings(structure, unproved, "UNPROVED", "warning") + mismatches(structure, unproved, "warning")
+    result.findings = found
+    reasons: list[str] = []
+    if ambiguities:
+        reasons.append(f"{len(ambiguities)} relation(s) have to be written: " + "; ".join(str(a) for a in ambiguities))
+    if not derivation.claims and not unusable and not ambiguities:
+        reasons.append("nothing is claimed about the outputs; add expected outputs to the relations")
+    for statement, why in derivation.unusable:
+        reasons.append(f"{str(statement.reference)!r} ~ {str(statement.implementation)!r} cannot be used: {why}")
+    if unproved:
+        reasons.append(_why_unproved(structure, unproved, found))
+    if refutation is not None and refutation.status == "agree":
+        reasons.append(f"execution found no difference{': ' + refutation.reason if refutation.reason else ''}")
+    elif refutation is not None and refutation.reason:
+        reasons.append(f"execution: {refutation.reason}")
+    elif refutation is None and unproved:
+        reasons.append("not executed")
+    result.reason = "; ".join(reasons)
+
+
+def _why_unproved(structure: Structure, unproved: list[int], findings: list[Finding]) -> str:
+    outputs = sorted({structure.derivation.claims[g].reference.name for g in unproved})
+    total = len({c.reference.name for c in structure.derivation.claims.values()})
+    text = f"{len(outputs)} of {total} claimed outputs are not proved ({_short(outputs)})"
+    unknown = _unknown_operators(structure, unproved)
+    if unknown:
+        text += f"; without semantics: {_short(unknown)}"
+    nodes = [n for f in findings for n in f.reference_nodes]
+    if nodes:
+        text += f"; no alignment was derived at {_short([repr(n) for n in dict.fromkeys(nodes)])}"
+    return text
+
+
+def _unknown_operators(structure: Structure, unproved: list[int]) -> list[str]:
+    """Nodes without semantics that the unproved outputs read, with the reason."""
+    out = []
+    derivation = structure.derivation
+    for index, (side, low) in enumerate(((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation))):
+        ops, _ = structure.cone([structure.claim_tensors(g)[index] for g in unproved])
+        reached = {low.op_node.get(o, "") for o in ops}
+        for name, why in low.unknown.items():
+            if name in reached:
+                out.append(f"{'ref' if side == REFERENCE else 'impl'}:{name} ({why})")
+    return out
+
+
+def _short(items: Iterable[str], most: int = 4) -> str:
+    listed = list(items)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def _diagnose(findings: list[Finding], derivation: Derivation) -> None:
+    """Kinds from the relation ``diagnosis`` replace the general ones."""
+    kinds = diagnosis_kinds(derivation)
+    for finding in findings:
+        for name in finding.reference_nodes:
+            if name in kinds:
+                finding.kind, reason = kinds[name]
+                finding.hint = finding.hint or (str(reason) if reason else None)

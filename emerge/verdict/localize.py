@@ -1,0 +1,247 @@
+"""Where a derivation stopped: the part of the frontier that unproved outputs need, with both source lines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from emerge.facts.base import IMPLEMENTATION, REFERENCE
+from emerge.facts.families import FamilyGraph, FamilyNode
+from emerge.facts.lower import Lowering
+from emerge.relate.alignment_text import Alignments, Partner
+from emerge.relate.derive import Derivation
+from emerge.verdict.types import Finding
+
+#: Findings listed per pair; the rest is counted in the last one's hint.
+MOST_FINDINGS = 20
+
+
+class Structure:
+    """The lowered graphs as operators and operands, with what was derived about them."""
+
+    def __init__(self, derivation: Derivation) -> None:
+        self.derivation = derivation
+        self.alignments = Alignments(derivation)
+        facts = derivation.base.facts
+        native = {o for (o,) in facts["op_native"]}
+        self.result_of: dict[int, int] = {}
+        self.op_of: dict[int, int] = {}
+        self.body: dict[int, str] = {}
+        for o, v, body, _ in facts["op"]:
+            if o in native:
+                self.result_of[o], self.op_of[v], self.body[o] = v, o, body
+        self.operands: dict[int, list[int]] = defaultdict(list)
+        self.uses: dict[int, list[int]] = defaultdict(list)
+        for o, _, a in sorted(facts["op_arg"]):
+            if o in native:
+                self.operands[o].append(self.root(a))
+                self.uses[self.root(a)].append(o)
+        self.side_of = dict(facts["value"])
+        self.inputs = {o for (o,) in facts["input_op"]}
+
+    def root(self, tensor: int) -> int:
+        """The tensor that ``tensor`` is a rearrangement of, also where no axes were derived."""
+        return self.alignments.root.get(tensor, tensor)
+
+    def aligned(self, root: int) -> bool:
+        """Has a reference root any alignment?"""
+        return root in self.alignments.partners
+
+    def cone(self, tensors: Iterable[int], stop_at_aligned: bool = False) -> tuple[list[int], set[int]]:
+        """(operators, roots) reached backwards from ``tensors``."""
+        ops: list[int] = []
+        seen: set[int] = set()
+        work = [self.root(t) for t in tensors]
+        while work:
+            root = work.pop()
+            if root in seen:
+                continue
+            seen.add(root)
+            op = self.op_of.get(root)
+            if op is None or (stop_at_aligned and self.aligned(root)):
+                continue
+            ops.append(op)
+            work.extend(self.operands[op])
+        return ops, seen
+
+    def claim_tensors(self, number: int) -> tuple[int, int]:
+        """Reference and implementation tensor of a claim."""
+        return next((s, d) for g, s, d in self.derivation.base.facts["expected"] if g == number)
+
+    # ---- nodes ------------------------------------------------------------------------------------------------------
+
+    def lowering(self, side: int) -> Lowering:
+        return self.alignments.side(side)
+
+    def family(self, side: int) -> FamilyGraph:
+        problem = self.derivation.problem
+        return problem.reference if side == REFERENCE else problem.implementation
+
+    def node_name(self, side: int, op: int) -> str:
+        """Node an operator came from; for auxiliary operators the first node that uses them, "" when there is none."""
+        low = self.lowering(side)
+        seen: set[int] = set()
+        work = [op]
+        while work:
+            o = work.pop(0)
+            if o in seen:
+                continue
+            seen.add(o)
+            name = low.op_node.get(o, "") or next(iter(low.nodes_of.get(self.result_of[o], [])), "")
+            if name:
+                return name
+            work.extend(self.uses.get(self.result_of[o], []))
+        return ""
+
+    def node(self, side: int, name: str) -> FamilyNode | None:
+        """The node of a name, None for inputs and auxiliary tensors."""
+        try:
+            value = self.family(side).value(name)
+        except KeyError:
+            return None
+        return value if isinstance(value, FamilyNode) else None
+
+    def source(self, side: int, name: str) -> str | None:
+        node = self.node(side, name)
+        return node.source if node is not None and node.source else None
+
+    def members(self, name: str) -> list[str]:
+        """``RANK:NAME`` of every member of an implementation family."""
+        try:
+            value = self.family(IMPLEMENTATION).value(name)
+        except KeyError:
+            return [name]
+        return [f"{rank}:{member}" for rank, member in sorted(value.members.items())]
+
+    # ---- the frontier -----------------------------------------------------------------------------------------------
+
+    def frontier(self, numbers: Iterable[int]) -> list[int]:
+        """Reference operators without alignment, operands aligned, that the unproved claims ``numbers`` need."""
+        known = {o for o, _ in self.derivation.result.relations["frontier"]}
+        order = {n.name: i for i, n in enumerate(self.derivation.problem.reference.nodes)}
+        ops, _ = self.cone([self.claim_tensors(g)[0] for g in numbers], stop_at_aligned=True)
+        found = [o for o in dict.fromkeys(ops) if o in known]
+        return sorted(found, key=lambda o: (order.get(self.node_name(REFERENCE, o), 0), o))
+
+    def counterparts(self, op: int) -> list[int]:
+        """Implementation operators that consume what the operands of reference operator ``op`` are aligned to.
+
+        Those of the same body that use most operands come first; only the best are returned.
+        """
+        partners = [{p.implementation for p in self.alignments.partners.get(a, ())} for a in self.operands[op]]
+        score: dict[int, tuple[int, int]] = {}
+        for group in partners:
+            for d in group:
+                for o in self.uses.get(d, ()):
+                    if self.side_of.get(self.result_of[o]) == IMPLEMENTATION:
+                        hits = sum(any(x in g for x in self.operands[o]) for g in partners)
+                        score[o] = (int(self.body[o] == self.body[op]), hits)
+        if not score:
+            return []
+        best = max(score.values())
+        return sorted(o for o, s in score.items() if s == best)[:3]
+
+    def operand_texts(self, op: int) -> list[str]:
+        """Alignments of the operands of a reference operator."""
+        texts = []
+        low = self.lowering(REFERENCE)
+        for root in dict.fromkeys(self.operands[op]):
+            names = low.nodes_of.get(root, [])
+            for partner in self.alignments.partners.get(root, [])[:3]:
+                texts.append(self.alignments.pair_text(names[0], partner) if names else self._aux_text(partner))
+        return texts
+
+    def _aux_text(self, partner: Partner) -> str:
+        return f"an auxiliary tensor: {self.alignments.text(partner.reference, partner.implementation, partner.relation)}"
+
+
+def frontier_findings(structure: Structure, numbers: list[int], kind: str, severity: str) -> list[Finding]:
+    """One finding per frontier node that the unproved claims need."""
+    findings = []
+    merged: dict[str, list[int]] = {}
+    for op in structure.frontier(numbers):
+        merged.setdefault(structure.node_name(REFERENCE, op), []).append(op)
+    for name, ops in merged.items():
+        findings.append(_frontier_finding(structure, name, ops, kind, severity))
+    if len(findings) > MOST_FINDINGS:
+        rest = len(findings) - MOST_FINDINGS
+        findings = findings[:MOST_FINDINGS]
+        findings[-1].hint = f"{rest} more nodes of the frontier are not listed"
+    return findings
+
+
+def _frontier_finding(structure: Structure, name: str, ops: list[int], kind: str, severity: str) -> Finding:
+    node = structure.node(REFERENCE, name)
+    label = f"{name!r} ({node.op})" if node is not None else f"{name!r}"
+    imp_ops = [o for op in ops for o in structure.counterparts(op)]
+    imp_names = [n for n in dict.fromkeys(structure.node_name(IMPLEMENTATION, o) for o in imp_ops) if n]
+    unknown = structure.lowering(REFERENCE).unknown.get(name)
+    texts = [t for op in ops for t in structure.operand_texts(op)]
+    if unknown:
+        message = f"reference node {label} has no semantics here: {unknown}"
+        hint = "add an operator signature for it"
+    elif imp_names:
+        imp = structure.node(IMPLEMENTATION, imp_names[0])
+        shown = f"{imp_names[0]!r} ({imp.op})" if imp is not None else repr(imp_names[0])
+        message = (
+            f"the operands of reference node {label} are aligned and its result is not; "
+            f"nearest on the implementation side is {shown}"
+        )
+        why = next((structure.lowering(IMPLEMENTATION).unknown[n] for n in imp_names if n in structure.lowering(IMPLEMENTATION).unknown), None)
+        hint = f"{imp_names[0]!r} has no semantics here: {why}" if why else None
+    else:
+        message = (
+            f"the operands of reference node {label} are aligned and its result is not; "
+            "no implementation operator uses their counterparts"
+        )
+        hint = None
+    return Finding(
+        kind, severity, message, [name] if name else [], structure.source(REFERENCE, name),
+        [m for n in imp_names for m in structure.members(n)],
+        next((s for n in imp_names if (s := structure.source(IMPLEMENTATION, n))), None),
+        found="; ".join(dict.fromkeys(texts)) or "no operands",
+        expected=f"an implementation value aligned with {name!r}",
+        hint=hint,
+    )
+
+
+def diverging_finding(structure: Structure, reference: str, implementation: str, output: str) -> Finding:
+    """A node whose executed values differ while those of its operands agree."""
+    family = _family_name(structure, implementation)
+    node, imp = structure.node(REFERENCE, reference), structure.node(IMPLEMENTATION, family)
+    left = f"{reference!r} ({node.op})" if node is not None else repr(reference)
+    right = f"{family!r} ({imp.op})" if imp is not None else (repr(family) if family else "no implementation value")
+    ops = [o for o, n in structure.lowering(REFERENCE).op_node.items() if n == reference and o in structure.result_of]
+    texts = [t for op in ops for t in structure.operand_texts(op)]
+    return Finding(
+        "DIVERGES", "error",
+        f"executed values of reference node {left} and {right} differ while their operands agree (seen at output {output!r})",
+        [reference], structure.source(REFERENCE, reference),
+        structure.members(family) if family else [], structure.source(IMPLEMENTATION, family) if family else None,
+        found="; ".join(dict.fromkeys(texts)) or None,
+        expected=f"an implementation value aligned with {reference!r}",
+    )
+
+
+def _family_name(structure: Structure, name: str) -> str:
+    """Accepts a family name or ``RANK:NAME``."""
+    rank, _, member = name.partition(":")
+    if member and rank.isdigit():
+        try:
+            return structure.family(IMPLEMENTATION).family_of(int(rank), member)
+        except (KeyError, IndexError):
+            return member
+    return name
+
+
+def diagnosis_kinds(derivation: Derivation) -> dict[str, tuple[str, Any]]:
+    """Reference node -> (kind, reason) from the relation ``diagnosis`` of the rule base, where it has one."""
+    rows = derivation.result.relations.get("diagnosis", set())
+    out: dict[str, tuple[str, Any]] = {}
+    for row in sorted(rows, key=repr):
+        op, kind = row[0], row[1]
+        name = derivation.reference.op_node.get(op, "")
+        if name:
+            out.setdefault(name, (str(kind), row[2] if len(row) > 2 else ""))
+    return out

@@ -1,0 +1,186 @@
+"""Verdicts, findings and everything else a report says about one pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from emerge.relate.derive import Derivation, Problem
+
+EQUIVALENT, NOT_EQUIVALENT, UNKNOWN = "EQUIVALENT", "NOT_EQUIVALENT", "UNKNOWN"
+#: Evidence from strongest to weakest; the position is the level in a derivation.
+EVIDENCE = ("proved", "tested", "assumed")
+
+
+@runtime_checkable
+class RefutationResult(Protocol):
+    """What an execution of both sides gave (implemented by :mod:`emerge.execute.refute`).
+
+    Attributes:
+        status: ``refuted`` (an output differs), ``agree`` (no difference found), ``impossible`` (it could not be run).
+        reason: one sentence; why it was impossible, or what was compared.
+        output: the reference output that differs.
+        max_abs_diff: largest absolute difference there.
+        sizes: ``captured`` or ``reduced``.
+        diverging: (reference node, implementation node) where values first differ while their operands agree.
+        payload: what replays the counterexample, None unless refuted.
+    """
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def output(self) -> str: ...
+    @property
+    def max_abs_diff(self) -> float: ...
+    @property
+    def sizes(self) -> str: ...
+    @property
+    def diverging(self) -> Sequence[tuple[str, str]]: ...
+    @property
+    def payload(self) -> Any: ...
+
+
+Refuter = Callable[[Problem, Derivation], "RefutationResult | None"]
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A refutation that did not take place; ``reason`` says why."""
+
+    reason: str
+    status: str = "impossible"
+    output: str = ""
+    max_abs_diff: float = 0.0
+    sizes: str = "captured"
+    diverging: tuple[tuple[str, str], ...] = ()
+    payload: Any = None
+
+
+@dataclass
+class Finding:
+    """Where two graphs part, or what else deserves attention.
+
+    Attributes:
+        kind: a diagnosis, ``DIVERGES`` (executed values differ here) or ``UNPROVED`` (nothing was derived here).
+        severity: ``error``, ``warning`` or ``note``.
+        implementation_nodes: ``RANK:NAME``.
+        reference_source, implementation_source: ``file:line``, None where the capture had none.
+        found, expected: alignments or values, for people.
+    """
+
+    kind: str
+    severity: str
+    message: str
+    reference_nodes: list[str] = field(default_factory=list)
+    reference_source: str | None = None
+    implementation_nodes: list[str] = field(default_factory=list)
+    implementation_source: str | None = None
+    found: str | None = None
+    expected: str | None = None
+    hint: str | None = None
+
+
+@dataclass
+class Assumption:
+    """Something a verdict takes for granted."""
+
+    name: str
+    where: str
+    why: str
+
+
+@dataclass
+class InputRelation:
+    """A given relation. ``origin``: ``given``, ``placement``, ``values`` or ``name``."""
+
+    reference: str
+    implementation: str
+    alignment: str
+    origin: str
+    place: str = ""
+
+
+@dataclass
+class Output:
+    """A claimed output: the derived alignment (None when there is none) against the expected one.
+
+    Attributes:
+        proved: the derived alignment is the expected one.
+    """
+
+    reference: str
+    implementation: list[str]
+    alignment: str | None
+    expected: str
+    evidence: str | None = None
+    proved: bool = False
+
+
+@dataclass
+class Counterexample:
+    """An executed difference. ``file``: relative to the report, empty until it is saved."""
+
+    seed: int
+    output: str
+    max_abs_diff: float
+    sizes: str
+    file: str = ""
+
+
+@dataclass
+class PairError:
+    """An input error of a pair. ``internal``: the fault is Emerge's own."""
+
+    message: str
+    place: str = ""
+    internal: bool = False
+
+
+@dataclass
+class PairResult:
+    """Everything about one pair; the fields of ``report.json`` (docs/report.md).
+
+    Attributes:
+        verdict: None when there is an ``error``.
+        payload: of the counterexample, to be saved; not part of the report.
+        seconds: by stage.
+    """
+
+    id: str = ""
+    verdict: str | None = None
+    evidence: str | None = None
+    expect: str = "equivalent"
+    reason: str = ""
+    error: PairError | None = None
+    assumptions: list[Assumption] = field(default_factory=list)
+    mesh: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    substitutions: list[Any] = field(default_factory=list)
+    input_relations: list[InputRelation] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    outputs_not_claimed: int = 0
+    unmatched: dict[str, list[str]] = field(default_factory=lambda: {"reference": [], "implementation": []})
+    findings: list[Finding] = field(default_factory=list)
+    counterexample: Counterexample | None = None
+    rules_used: dict[str, int] = field(default_factory=dict)
+    rules_synthesised: list[str] = field(default_factory=list)
+    coverage: dict[str, int] = field(default_factory=dict)
+    stats: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    engine: tuple[str, str] = ("", "")
+    payload: Any = None
+
+    @property
+    def is_error(self) -> bool:
+        """True when the pair has no verdict."""
+        return self.error is not None
+
+    def as_expected(self) -> bool:
+        """Does the verdict meet ``expect``?"""
+        return (self.verdict == EQUIVALENT) == (self.expect == "equivalent") and self.verdict not in (None, UNKNOWN)
+
+
+Levels = Mapping[str, str]
