@@ -155,7 +155,8 @@ class Lowering:
         tensors: node or input name -> lowered tensor (or Multi, or a Python scalar for scalar nodes).
         nodes_of: tensor id -> names of the nodes that compute it.
         op_node: operator form id -> node it came from ("" for auxiliary ones).
-        unknown: node name -> why it has no signature.
+        unknown: node name -> why it is a fresh unknown.
+        uninterpreted: node name -> why it is only an uninterpreted function.
         assumptions: what operators take for granted.
     """
 
@@ -168,10 +169,12 @@ class Lowering:
         self.op_node: dict[int, str] = {}
         self.op_of: dict[int, int] = {}
         self.unknown: dict[str, str] = {}
+        self.uninterpreted: dict[str, str] = {}
         self.assumptions: list[Assumption] = []
         self.select_of: dict[int, tuple[Tensor, int, int, int]] = {}
         self.lookup_of: dict[int, tuple[Tensor, Tensor, list[Iter]]] = {}
         self.view_of: dict[int, Tensor] = {}
+        self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
         self.iota_of: dict[int, int] = {}
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
@@ -222,9 +225,7 @@ class Lowering:
             name = str(args[0]) if wrapped else node.op
             if name in self.described:
                 handler = _described(name, args[1:] if wrapped else args)
-            if handler is None:
-                raise Unsupported(f"operator {node.op} has no signature")
-            result = handler(self, node, args, kwargs)
+            result = self.apply(handler, node, args, kwargs)
         except Unsupported as exc:
             result = self.unknown_result(node, str(exc))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError) as exc:
@@ -239,6 +240,25 @@ class Lowering:
             self.check_result(node, result)
             self.nodes_of.setdefault(result.id, []).append(node.name)
         self.node = None
+
+    def apply(self, handler: Handler | None, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The node's result by its lowering; where that has none, as an uninterpreted function if it is one.
+
+        Raises:
+            Unsupported: it is not.
+        """
+        from emerge.facts.ops.uninterpreted import is_functional, uninterpreted
+
+        why = f"operator {node.op} has no signature"
+        if handler is not None:
+            try:
+                return handler(self, node, args, kwargs)
+            except Unsupported as exc:
+                why = str(exc)
+        if not is_functional(node):
+            raise Unsupported(why)
+        self.uninterpreted[node.name] = why
+        return uninterpreted(self, node, args, kwargs)
 
     def check_result(self, node: FamilyNode, result: Tensor) -> None:
         """A lowered tensor must have the declared shape."""

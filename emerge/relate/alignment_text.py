@@ -141,16 +141,21 @@ class Alignments:
                 parts.append(names[0] if len(names) == 1 else f"({' '.join(names)})")
         return " ".join(parts)
 
-    def claim_texts(self, number: int) -> list[str]:
-        """The alignments derived for a claim, proved or not."""
+    def claim_texts(self, number: int, proved: bool = False) -> list[str]:
+        """The alignments derived for a claim; with ``proved`` only those that meet the claim."""
         statement = self.derivation.claims[number]
         ids = next(((s, d) for g, s, d in self.derivation.base.facts["expected"] if g == number), None)
         if ids is None:
             return []
-        rows = sorted((tuple(r[1:]) for r in self.derivation.result.relations["output_alignment"] if r[0] == number), key=repr)
-        texts = [self.text(ids[0], ids[1], row) for row in rows]
-        marked = (str(statement.reference), str(statement.implementation)) if statement.reference.cuts or statement.implementation.cuts else None
-        return [f"{t}  [{marked[0]} ~ {marked[1]}]" if marked else t for t in dict.fromkeys(texts)]
+        relations = self.derivation.result.relations
+        rows = sorted((tuple(r[1:]) for r in relations["output_alignment"] if r[0] == number), key=repr)
+        if proved:
+            met = {m for g, m in relations["output_proved"] if g == number}
+            rows = [r for r in rows if r[0] in met and r[2] == 0 and r[4] == "1"]
+        texts = dict.fromkeys(self.text(ids[0], ids[1], row) for row in rows)
+        if statement.reference.cuts or statement.implementation.cuts:
+            return [f"{t}  [{statement.reference} ~ {statement.implementation}]" for t in texts]
+        return list(texts)
 
     def pair_text(self, reference: str, partner: Partner) -> str:
         """``"mm_3 ~ mm_7: a b ~ a b"`` for an aligned node."""

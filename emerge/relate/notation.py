@@ -498,3 +498,26 @@ def blocks_text(rank: int, sharded: Mapping[int, Sequence[str]], mesh: Mesh) -> 
     names = [next(letters) for _ in range(rank)]
     left = [f"({' '.join(sharded[d])} {n})" if sharded.get(d) else n for d, n in enumerate(names)]
     return f"{' '.join(left)} ~ {' '.join(names)}".strip()
+
+
+def canonical_text(text: str, mesh: Mesh, place: str = "") -> str:
+    """An alignment with its tensor axes renamed a, b, .. in the order of the left side, as derived ones are printed.
+
+    Raises:
+        RelationError: the text is no alignment.
+    """
+    alignment = parse_alignment(text, place)
+    letters = iter(axis_letters(mesh))
+    names: dict[str, str] = {}
+
+    def written(side: Sequence[Dimension]) -> str:
+        parts = []
+        for dim in side:
+            for term in dim:
+                if term.name not in names:
+                    names[term.name] = term.name if mesh_block(term.name, mesh) is not None else next(letters)
+            shown = [names[t.name] for t in dim]
+            parts.append("1" if not shown else shown[0] if len(shown) == 1 else f"({' '.join(shown)})")
+        return " ".join(parts)
+
+    return f"{written(alignment.left)} ~ {written(alignment.right)}"

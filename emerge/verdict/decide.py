@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emerge.engine.derivation import Step
+from emerge.engine.derivation import Fact, Step
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering
 from emerge.relate.derive import Derivation, Problem
@@ -27,6 +27,9 @@ from emerge.verdict.types import (
     RefutationResult,
     Refuter,
 )
+
+#: Above this many claims their proofs are not read step by step, and assumptions are those of all operators they read.
+MOST_EXPLAINED = 8
 
 
 def decide(
@@ -75,7 +78,7 @@ def decide(
 def _evidence(
     derivation: Derivation, proved: set[int], levels: Mapping[str, str] | None, default: str, result: PairResult
 ) -> tuple[dict[int, str], list[Step] | None]:
-    """Evidence per proved claim, and the steps of their proofs (None without a derivation log)."""
+    """Evidence per proved claim, and the steps of their proofs (None without a derivation log, or for many claims)."""
     log = derivation.result.log
     rows: dict[int, list[tuple[Any, ...]]] = {}
     for row in sorted(derivation.result.relations["output_proved"], key=repr):
@@ -87,18 +90,14 @@ def _evidence(
     given = levels or {}
     names = {c.law for c in log.program.clauses if c.law is not None}
     numbers = {law: EVIDENCE.index(given.get(law, default)) for law in names}
-    evidence: dict[int, str] = {}
-    steps: dict[Any, Step] = {}
-    chosen = []
-    for g in sorted(proved):
-        proofs = [log.explain(("output_proved", row), numbers) for row in rows[g]]
-        best = min(proofs, key=lambda p: (p.level, len(p.steps)))
-        # Every derivation uses the alignment laws, so level 0 means that all of them are proved.
-        evidence[g] = EVIDENCE[best.level]
-        chosen.append(best.fact)
-        steps.update((s.fact, s) for s in best.steps)
-    if chosen:
-        result.rules_used = log.laws_used(chosen, numbers)
+    levels_of = log.best_level("output_proved", numbers)
+    chosen = [min((Fact("output_proved", row) for row in rows[g]), key=lambda f: (levels_of[f], repr(f))) for g in sorted(proved)]
+    # Every derivation uses the alignment laws, so level 0 means that all of them are proved.
+    evidence = {fact.args[0]: EVIDENCE[levels_of[fact]] for fact in chosen}
+    result.rules_used = log.laws_used(chosen, numbers) if chosen else {}
+    if len(chosen) > MOST_EXPLAINED:
+        return evidence, None
+    steps = {s.fact: s for fact in chosen for s in log.explain(fact, numbers).steps}
     return evidence, list(steps.values())
 
 
@@ -108,9 +107,8 @@ def _outputs(structure: Structure, proved: set[int], evidence: Mapping[int, str]
     for number, statement in structure.derivation.claims.items():
         key = (statement.reference.name, statement.implementation.name)
         ok = number in proved
-        # Of several derived alignments the expected one is shown when it is among them.
-        texts = structure.alignments.claim_texts(number)
-        derived = next((t for t in texts if t.startswith(_plain(statement))), texts[0] if texts else None)
+        texts = structure.alignments.claim_texts(number, proved=ok)
+        derived = texts[0] if texts else None
         entry = out.get(key)
         if entry is None:
             out[key] = Output(
@@ -128,10 +126,6 @@ def _outputs(structure: Structure, proved: set[int], evidence: Mapping[int, str]
             str(statement.reference), structure.members(statement.implementation.name), None, statement.text
         )
     return list(out.values())
-
-
-def _plain(statement: Statement) -> str:
-    return statement.text
 
 
 def _assumptions(structure: Structure, steps: list[Step] | None) -> list[Assumption]:

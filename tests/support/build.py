@@ -65,6 +65,8 @@ class Outputs:
 class GraphBuilder:
     """Writes one graph node by node; every method returns a reference to what it added.
 
+    Collectives are identities in a graph without a mesh, so that one function can write both sides.
+
     Attributes:
         rank, world_size: which rank of how many the graph belongs to; ``groups``: its process groups.
     """
@@ -140,16 +142,15 @@ class GraphBuilder:
     # ---- mesh and collectives -----------------------------------------------------------------------------------
 
     def at(self, axis: str) -> int:
-        """Coordinate of this rank on a mesh axis."""
-        group = self._ranks_of(axis)
-        return group.index(self.rank)
+        """Coordinate of this rank on a mesh axis; 0 in a sequential graph."""
+        return self._ranks_of(axis).index(self.rank) if self.groups else 0
 
     def _ranks_of(self, group: str) -> list[int]:
         return next(g for g in self.groups[group] if self.rank in g)
 
     def size(self, group: str) -> int:
-        """Number of ranks in a process group."""
-        return len(self._ranks_of(group))
+        """Number of ranks in a process group; 1 in a sequential graph."""
+        return len(self._ranks_of(group)) if self.groups else 1
 
     def wait(self, value: Ref) -> Ref:
         """What captured graphs put behind every collective."""
@@ -157,16 +158,22 @@ class GraphBuilder:
 
     def all_reduce(self, x: Ref, group: str, how: str = "sum", **more: Any) -> Ref:
         """Reduces over a process group."""
+        if not self.groups:
+            return x
         return self.wait(self.op(f"{FUNCOL}.all_reduce.default", x, how, group, **more))
 
     def all_gather(self, x: Ref, group: str, dim: int = 0, **more: Any) -> Ref:
         """Joins shards along ``dim``: gathered on dimension 0, then moved, as functional collectives do."""
+        if not self.groups:
+            return x
         n, first = self.size(group), self.shape(x)[0]
         out = self.wait(self.op(f"{FUNCOL}.all_gather_into_tensor.default", x, n, group, **more))
         return out if dim == 0 else self.aten("cat", list(self.aten("split.Tensor", out, first)), dim)
 
     def reduce_scatter(self, x: Ref, group: str, dim: int = 0, how: str = "sum", **more: Any) -> Ref:
         """Reduces and keeps block ``r`` of ``dim`` on rank ``r``."""
+        if not self.groups:
+            return x
         n = self.size(group)
         if dim:
             x = self.aten("cat", list(self.aten("split.Tensor", x, self.shape(x)[dim] // n, dim)), 0)
@@ -174,6 +181,8 @@ class GraphBuilder:
 
     def all_to_all(self, x: Ref, group: str, **more: Any) -> Ref:
         """Block ``j`` of dimension 0 goes to rank ``j``."""
+        if not self.groups:
+            return x
         n = self.size(group)
         splits = [self.shape(x)[0] // n] * n
         return self.wait(self.op(f"{FUNCOL}.all_to_all_single.default", x, splits, splits, group, **more))

@@ -188,6 +188,7 @@ def slice_plain(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: i
             return inner
     result = _slice_op(low, x, d, start, stop, step, size)
     if step == 1:
+        low.slice_of[result.id] = (x, d, start)
         _note_sliced_form(low, x, d, start, stop, result)
     return result
 
@@ -214,6 +215,9 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
     made = low.made_by.get(x.id)
     if made is None:
         return None
+    before = low.slice_of.get(x.id)
+    if before is not None and before[1] == d:
+        return slice_plain(low, before[0], d, before[2] + start, before[2] + stop, 1)
     size = stop - start
     shape = [size if k == d else m for k, m in enumerate(x.shape)]
     if made.kind == "layout":

@@ -1,0 +1,109 @@
+"""The report for a terminal: one block per pair, then counts. Derived from the JSON document alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+_COLOURS = {"EQUIVALENT": "32", "NOT_EQUIVALENT": "31", "UNKNOWN": "33", "ERROR": "31"}
+#: Assumptions and outputs listed per pair before the rest is only counted.
+MOST_LISTED = 6
+
+
+def render(doc: dict[str, Any], *, colour: bool = False) -> str:
+    """The text of a report.
+
+    Args:
+        colour: ANSI colours for verdicts; only for a tty.
+    """
+    return "\n".join(_lines(doc, colour)) + "\n"
+
+
+def _lines(doc: dict[str, Any], colour: bool) -> Iterator[str]:
+    engine = doc["engine"]
+    version = f" ({engine['version']})" if engine["version"] else ""
+    yield (
+        f"emerge {doc['emerge']}  campaign {doc['campaign']}  seed {doc['seed']}  config {doc['config_hash'][:12]}  "
+        f"engine {engine['datalog']}{version}"
+    )
+    for pair in doc["pairs"]:
+        yield ""
+        yield from _pair_lines(pair, colour)
+    yield ""
+    yield from _summary(doc["pairs"])
+
+
+def _paint(text: str, colour: bool) -> str:
+    code = _COLOURS.get(text)
+    return f"\x1b[{code}m{text}\x1b[0m" if colour and code else text
+
+
+def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
+    verdict = "ERROR" if p["error"] else p["verdict"]
+    evidence = f" ({p['evidence']})" if p["evidence"] else ""
+    unexpected = "" if p["expect"] == "equivalent" else f"  [expected: {p['expect']}]"
+    mesh = " ".join(f"{a}={n}" for a, n in p["mesh"].items())
+    proved = sum(o["proved"] for o in p["outputs"])
+    counts = f"  {proved}/{len(p['outputs'])} outputs" if not p["error"] else ""
+    yield f"{p['id']}: {_paint(verdict, colour)}{evidence}{counts}{'  mesh ' + mesh if mesh else ''}  {p['seconds']['total']:.2f} s{unexpected}"
+    if p["error"]:
+        place = f"{p['error']['place']}: " if p["error"]["place"] else ""
+        yield f"  error: {place}{p['error']['message']}"
+        return
+    if p["reason"]:
+        yield f"  reason: {p['reason']}"
+    if verdict != "NOT_EQUIVALENT":
+        yield from _limited([f"  output {o['reference']}: {o['alignment'] or 'not derived'}" + _against(o) for o in p["outputs"]], "outputs")
+    for f in p["findings"]:
+        yield from _finding_lines(f)
+    if p["counterexample"]:
+        c = p["counterexample"]
+        yield f"  counterexample: output {c['output']} differs by {c['max_abs_diff']} ({c['sizes']} sizes, seed {c['seed']}) {c['file']}".rstrip()
+    if verdict == "EQUIVALENT":
+        names = Counter(a["name"] for a in p["assumptions"])
+        if names:
+            yield "  assumes: " + ", ".join(f"{n} ({k} places)" if k > 1 else n for n, k in names.items())
+    for side in ("reference", "implementation"):
+        names_of = p["unmatched"][side]
+        if names_of:
+            yield f"  {side} inputs without a relation: {', '.join(names_of[:MOST_LISTED])}{' ..' if len(names_of) > MOST_LISTED else ''}"
+
+
+def _against(o: dict[str, Any]) -> str:
+    return "" if o["proved"] else f"  (expected {o['expected']})"
+
+
+def _limited(lines: list[str], what: str) -> Iterator[str]:
+    yield from lines[:MOST_LISTED]
+    if len(lines) > MOST_LISTED:
+        yield f"  .. and {len(lines) - MOST_LISTED} more {what}"
+
+
+def _finding_lines(f: dict[str, Any]) -> Iterator[str]:
+    yield f"  {f['severity']} {f['kind']}: {f['message']}"
+    if f["reference_nodes"]:
+        yield f"    reference:      {', '.join(f['reference_nodes'])}  at {f['reference_source'] or 'no source line'}"
+    if f["implementation_nodes"]:
+        nodes = f["implementation_nodes"]
+        shown = ", ".join(nodes[:MOST_LISTED]) + (f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else "")
+        yield f"    implementation: {shown}  at {f['implementation_source'] or 'no source line'}"
+    for key in ("found", "expected", "hint"):
+        if f[key]:
+            yield f"    {key + ':':15} {f[key]}"
+
+
+def _summary(pairs: list[dict[str, Any]]) -> Iterator[str]:
+    verdicts = Counter("ERROR" if p["error"] else p["verdict"] for p in pairs)
+    order = ("EQUIVALENT", "NOT_EQUIVALENT", "UNKNOWN", "ERROR")
+    listed = ", ".join(f"{verdicts[v]} {v}" for v in order if verdicts[v])
+    yield f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'}: {listed or 'none'}"
+    claimed = sum(len(p["outputs"]) for p in pairs)
+    proved = sum(o["proved"] for p in pairs for o in p["outputs"])
+    not_claimed = sum(p["outputs_not_claimed"] for p in pairs)
+    relations = sum(len(p["input_relations"]) for p in pairs)
+    open_inputs = sum(len(p["unmatched"][s]) for p in pairs for s in ("reference", "implementation"))
+    yield (
+        f"outputs: {claimed} claimed, {proved} proved, {claimed - proved} not proved, {not_claimed} not claimed; "
+        f"inputs: {relations} relations, {open_inputs} tensors unmatched"
+    )
