@@ -280,7 +280,9 @@ def _argument(term: Term, column: Mapping[str, int]) -> Callable[[Args], Any]:
 class _Index:
     """Facts of logged relations as numbers, and the instances between them."""
 
-    def __init__(self, rules: Sequence[_Reader], rows: Sequence[Sequence[Args]], given: Mapping[str, set[Args]]) -> None:
+    def __init__(
+        self, rules: Sequence[_Reader], rows: Sequence[Sequence[Args]], given: Mapping[str, set[Args]]
+    ) -> None:
         self.numbers: dict[Fact, int] = {}
         self.instance_rule: list[int] = []
         self.first_instance: list[int] = []

@@ -285,7 +285,9 @@ def evaluate(job: Job) -> dict[str, Rows]:
         rows, undecided = reader.rows(predicate, arity)
         if undecided is not None:
             name = job.names.get(predicate, predicate)
-            raise EngineError(f"the embedded Datalog engine left {name}{undecided} undecided; please report the program")
+            raise EngineError(
+                f"the embedded Datalog engine left {name}{undecided} undecided; please report the program"
+            )
         result[predicate] = rows
     return result
 

@@ -194,9 +194,7 @@ def _substitute_type(decl: TypeDecl, params: dict[str, str]) -> TypeDecl:
 def _rename_clause(clause: SourceClause, env: _Env) -> SourceClause:
     if env.parent is None and not env.inits:
         return clause
-    return replace(
-        clause, heads=tuple(_rename_atom(h, env) for h in clause.heads), body=_rename_body(clause.body, env)
-    )
+    return replace(clause, heads=tuple(_rename_atom(h, env) for h in clause.heads), body=_rename_body(clause.body, env))
 
 
 def _rename_body(body: Body, env: _Env) -> Body:

@@ -69,9 +69,7 @@ class Program:
         for source in flat.clauses:
             checks.check_singletons(source)
             for head, body in split(source):
-                clause = Clause(
-                    len(self.clauses), head, body, source.pos, source.plan, source.doc, source.annotations
-                )
+                clause = Clause(len(self.clauses), head, body, source.pos, source.plan, source.doc, source.annotations)
                 self._check(clause)
         checks.check_stratified(self.rules)
 

@@ -138,7 +138,11 @@ def _evaluate_apart(job: embedded.Job, timeout: float) -> dict[str, list[tuple[A
     root = str(Path(emerge.__file__).resolve().parent.parent)
     code = f"import sys; sys.path.insert(0, {root!r}); from emerge.engine.worker import main; main()"
     try:
-        done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(job), capture_output=True, timeout=timeout)
+        payload = pickle.dumps(job)
+    except RecursionError:
+        raise EngineError("a record in the facts is nested too deeply for a run with a time limit") from None
+    try:
+        done = subprocess.run([sys.executable, "-c", code], input=payload, capture_output=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         raise BudgetExceeded(f"the Datalog run reached its limit of {timeout:g} seconds (engine embedded)") from None
     if done.returncode != 0:
@@ -146,7 +150,8 @@ def _evaluate_apart(job: embedded.Job, timeout: float) -> dict[str, list[tuple[A
         raise EngineError(
             f"the embedded Datalog engine ended with status {done.returncode}: {' | '.join(tail) or 'no message'}"
         )
-    rows, error = pickle.loads(done.stdout)
+    reply: tuple[dict[str, list[tuple[Any, ...]]], str] = pickle.loads(done.stdout)
+    rows, error = reply
     if error:
         raise EngineError(error)
-    return rows  # type: ignore[no-any-return]
+    return rows

@@ -143,9 +143,7 @@ def _flat_names(names: Iterable[str]) -> dict[str, str]:
 class _Text:
     """The Soufflé program of a run, and how its columns read and write."""
 
-    def __init__(
-        self, program: Program, given: Iterable[str], outputs: Iterable[str], logs: Sequence[LogRule]
-    ) -> None:
+    def __init__(self, program: Program, given: Iterable[str], outputs: Iterable[str], logs: Sequence[LogRule]) -> None:
         self.relations = _flat_names(program.relations)
         self.types = _flat_names(program.types)
         self.lines: list[str] = []

@@ -24,23 +24,19 @@ class Pos:
         return f"{self.file}:{self.line}:{self.col}"
 
 
-def _pos() -> Pos:
-    return field(compare=False, repr=False)  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True, slots=True)
 class Var:
     """A variable. Names that are not identifiers come from lowering: ``(x + 1)``, ``_#1``, ``y@2``."""
 
     name: str
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Wild:
     """The anonymous variable ``_``."""
 
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class Num:
     """A 32-bit integer constant."""
 
     value: int
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +52,14 @@ class Str:
     """A symbol constant, unescaped."""
 
     value: str
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Nil:
     """The empty record ``nil``; it belongs to every record type."""
 
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class Rec:
     """A record ``[a, b]``."""
 
     items: tuple[Term, ...]
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ class Op:
 
     op: str
     args: tuple[Term, ...]
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,7 @@ class Agg:
     op: str
     target: Term | None
     body: tuple[Literal, ...]
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 Term: TypeAlias = "Var | Wild | Num | Str | Nil | Rec | Op | Agg"
@@ -102,7 +98,7 @@ class Atom:
 
     name: str
     args: tuple[Term, ...]
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +106,7 @@ class Neg:
     """A negated atom ``!name(args)``."""
 
     atom: Atom
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,7 @@ class Cmp:
     op: str
     left: Term
     right: Term
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
 
 
 Literal: TypeAlias = "Atom | Neg | Cmp"
@@ -139,7 +135,7 @@ class SourceClause:
 
     heads: tuple[Atom, ...]
     body: Body
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
     plan: str = ""
     doc: str = ""
     annotations: dict[str, str] = field(default_factory=dict)
@@ -181,7 +177,7 @@ class RelationDecl:
 
     name: str
     columns: tuple[tuple[str, str], ...]
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
     doc: str = ""
     annotations: dict[str, str] = field(default_factory=dict)
 
@@ -206,7 +202,7 @@ class TypeDecl:
     """A ``.type``: ``<:`` (``base``, ``strict``), alias ``=`` (``base``), or a record (``fields``)."""
 
     name: str
-    pos: Pos = _pos()
+    pos: Pos = field(compare=False, repr=False)
     base: str = ""
     strict: bool = False
     fields: tuple[tuple[str, str], ...] | None = None

@@ -17,19 +17,28 @@ class TermBuilder:
         self._nil = clingo.Function("nil", [])
 
     def symbol(self, value: Any) -> Any:
-        """The symbol of an int, str, None or (nested) tuple."""
+        """The symbol of an int, str, None or tuple; nesting of any depth."""
         if value is None:
             return self._nil
-        key = (type(value), value)
-        found = self._cache.get(key)
-        if found is None:
-            if type(value) is int:
-                found = self._number(value)
-            elif type(value) is str:
-                found = self._string(value)
+        found = self._cache.get((type(value), value))
+        if found is not None:
+            return found
+        work = [value]
+        while work:
+            item = work[-1]
+            if type(item) is int:
+                found = self._number(item)
+            elif type(item) is str:
+                found = self._string(item)
             else:
-                found = self._function("r", [self.symbol(v) for v in value])
-            self._cache[key] = found
+                missing = [v for v in item if v is not None and (type(v), v) not in self._cache]
+                if missing:
+                    work.extend(missing)
+                    continue
+                fields = [self._nil if v is None else self._cache[type(v), v] for v in item]
+                found = self._function("r", fields)
+            self._cache[type(item), item] = found
+            work.pop()
         return found
 
     def atoms(self, predicate: str, rows: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
@@ -58,7 +67,7 @@ class TermReader:
         return _rows_fast(_ffi, _lib, atoms, predicate, arity, values)
 
     def _rows_slowly(self, predicate: str, arity: int) -> tuple[list[tuple[Any, ...]], tuple[Any, ...] | None]:
-        result = []
+        result: list[tuple[Any, ...]] = []
         for atom in self._atoms.by_signature(predicate, arity):
             row = tuple(self._values.value(a) for a in atom.symbol.arguments)
             if not atom.is_fact:
@@ -117,7 +126,8 @@ def _rows_fast(
         lib.clingo_symbolic_atoms_symbol,
     )
     arguments_of, advance = lib.clingo_symbol_arguments, lib.clingo_symbolic_atoms_next
-    unpack, value, append = ffi.unpack, values.__getitem__, (result := []).append
+    result: list[tuple[Any, ...]] = []
+    unpack, value, append = ffi.unpack, values.__getitem__, result.append
     ok = True
     while True:
         at = position[0]

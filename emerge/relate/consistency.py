@@ -95,7 +95,9 @@ def _same_line(a: Statement, b: Statement, d: int, shape: Shape) -> bool:
     """True when both place dimension ``d`` by the same axes from the same start; saves walking along it."""
 
     def line(s: Statement) -> tuple[int, set[tuple[int, tuple[int, int], tuple[int, int]]]]:
-        axes = {(p.size, p.implementation, p.reference) for p in s.axes if p.implementation and p.implementation[0] == d}
+        axes = {
+            (p.size, p.implementation, p.reference) for p in s.axes if p.implementation and p.implementation[0] == d
+        }
         return box_of(s.implementation, shape)[d][0], axes
 
     return line(a) == line(b)

@@ -36,7 +36,11 @@ class Ambiguity:
         return [f'{self.section}: {{{self.name}: "{reading}"}}' for reading in self.readings]
 
     def __str__(self) -> str:
-        end = f"; write one of: {'  |  '.join(self.lines())}" if self.readings else f'; write {self.section}: {{{self.name}: ".. ~ .."}}'
+        end = (
+            f"; write one of: {'  |  '.join(self.lines())}"
+            if self.readings
+            else f'; write {self.section}: {{{self.name}: ".. ~ .."}}'
+        )
         return f"{self.name!r} ~ {self.implementation!r}: {self.why}{end}"
 
 
@@ -62,8 +66,15 @@ def block_readings(reference: Shape, implementation: Shape, mesh: Mesh, most: in
 
 
 def default_reading(
-    section: str, label: str, reference: TensorSpec, implementation: TensorSpec, mesh: Mesh, *,
-    most: int | None, origin: str, place: str = "",
+    section: str,
+    label: str,
+    reference: TensorSpec,
+    implementation: TensorSpec,
+    mesh: Mesh,
+    *,
+    most: int | None,
+    origin: str,
+    place: str = "",
 ) -> Statement | Ambiguity:
     """The one contiguous block reading of two tensors, else what has to be written.
 
@@ -73,7 +84,9 @@ def default_reading(
     readings = block_readings(reference.shape, implementation.shape, mesh, most)
     shapes = f"shapes {list(reference.shape)} and {list(implementation.shape)} over mesh {mesh.axes}"
     if len(readings) != 1:
-        why = f"{shapes} allow {len(readings)} readings" if readings else f"{shapes} have no reading as contiguous blocks"
+        why = (
+            f"{shapes} allow {len(readings)} readings" if readings else f"{shapes} have no reading as contiguous blocks"
+        )
         return Ambiguity(section, label, implementation.name, tuple(readings), why)
     return alignment_statement(readings[0], reference, implementation, mesh, origin=origin, place=place)
 

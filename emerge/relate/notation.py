@@ -70,7 +70,11 @@ def closest(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, names, n=3, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(repr(n) for n in near)}?"
-    return f"known are {', '.join(repr(n) for n in names[:8])}{', ..' if len(names) > 8 else ''}" if names else "there are none"
+    return (
+        f"known are {', '.join(repr(n) for n in names[:8])}{', ..' if len(names) > 8 else ''}"
+        if names
+        else "there are none"
+    )
 
 
 # ---- parsing --------------------------------------------------------------------------------------------------------
@@ -225,7 +229,9 @@ def make_piece(name: str, cuts: Sequence[tuple[int | None, int | None]], shape: 
         if (start, stop) == (None, None):
             continue
         if not isinstance(size, int):
-            raise RelationError(f"dimension {dim} of {name!r} has the data-dependent size {size!r} and cannot be cut", place)
+            raise RelationError(
+                f"dimension {dim} of {name!r} has the data-dependent size {size!r} and cannot be cut", place
+            )
         low, high = 0 if start is None else start, size if stop is None else stop
         if not 0 <= low < high <= size:
             raise RelationError(
@@ -260,7 +266,9 @@ def mesh_block(name: str, mesh: Mesh) -> Block | None:
     return None
 
 
-def solve(alignment: Alignment, reference: Shape, implementation: Shape, mesh: Mesh, place: str = "") -> tuple[AxisPlacement, ...]:
+def solve(
+    alignment: Alignment, reference: Shape, implementation: Shape, mesh: Mesh, place: str = ""
+) -> tuple[AxisPlacement, ...]:
     """Places every axis of an alignment, given the shapes of both sides.
 
     Raises:
@@ -298,9 +306,13 @@ class _Solver:
             if block is None:
                 continue
             if name in right:
-                self.fail(f"{name!r} is a mesh axis and stands on the right; the right side is the local tensor, drop it there")
+                self.fail(
+                    f"{name!r} is a mesh axis and stands on the right; the right side is the local tensor, drop it there"
+                )
             for other, b in self.blocks.items():
-                if b.dim == block.dim and max(b.stride, block.stride) < min(b.stride * b.size, block.stride * block.size):
+                if b.dim == block.dim and max(b.stride, block.stride) < min(
+                    b.stride * b.size, block.stride * block.size
+                ):
                     self.fail(f"{other!r} and {name!r} are the same part of the mesh; drop one")
             self.blocks[name] = block
             self.sizes[name] = block.size
@@ -352,9 +364,13 @@ class _Solver:
                 if term.size is None:
                     continue
                 if self.sizes.setdefault(term.name, term.size) != term.size:
-                    self.fail(f"axis {term.name!r} is written with size {term.size}, but has size {self.sizes[term.name]}")
+                    self.fail(
+                        f"axis {term.name!r} is written with size {term.size}, but has size {self.sizes[term.name]}"
+                    )
 
-    def dimensions(self, side: Sequence[Dimension], shape: Shape, which: str, whose: str) -> list[tuple[Dimension, int, str]]:
+    def dimensions(
+        self, side: Sequence[Dimension], shape: Shape, which: str, whose: str
+    ) -> list[tuple[Dimension, int, str]]:
         if len(side) != len(shape):
             self.fail(
                 f"the {which} has {len(side)} dimensions and {whose} has shape {list(shape)}; "
@@ -377,7 +393,9 @@ class _Solver:
         shown = " * ".join(f"{t.name}={self.sizes.get(t.name, '?')}" for t in terms) or "1"
         if unknown:
             if size % known:
-                self.fail(f"{where} has size {size}, which {shown} does not divide into whole parts; correct the relation")
+                self.fail(
+                    f"{where} has size {size}, which {shown} does not divide into whole parts; correct the relation"
+                )
             self.sizes[unknown[0]] = size // known
         elif known != size:
             self.fail(f"{where} has size {size}, but {shown} gives {known}; correct the relation")
@@ -397,9 +415,15 @@ class _Solver:
 
 
 def alignment_statement(
-    text: str, reference: TensorSpec, implementation: TensorSpec, mesh: Mesh, *,
-    reference_cuts: Sequence[tuple[int | None, int | None]] = (), implementation_cuts: Sequence[tuple[int | None, int | None]] = (),
-    origin: str = "given", place: str = "",
+    text: str,
+    reference: TensorSpec,
+    implementation: TensorSpec,
+    mesh: Mesh,
+    *,
+    reference_cuts: Sequence[tuple[int | None, int | None]] = (),
+    implementation_cuts: Sequence[tuple[int | None, int | None]] = (),
+    origin: str = "given",
+    place: str = "",
 ) -> Statement:
     """The statement behind a written alignment of two tensors, or boxes of them.
 
@@ -470,13 +494,16 @@ def placements_text(placements: Mapping[str, str], reference: Shape, mesh: Mesh,
         if shard:
             dim = int(shard[1])
             if not -len(reference) <= dim < len(reference):
-                raise RelationError(f"{placement} of {axis!r} has no such dimension in shape {list(reference)}; correct it", place)
+                raise RelationError(
+                    f"{placement} of {axis!r} has no such dimension in shape {list(reference)}; correct it", place
+                )
             sharded.setdefault(dim % len(reference), []).append(axis)
         elif _PARTIAL.fullmatch(placement):
             refuse_partial([axis], mesh, place)
         elif not _REPLICATE.fullmatch(placement):
             raise RelationError(
-                f"expected Replicate, Shard(dim) or Partial for mesh axis {axis!r}, found {placement!r}; correct it", place
+                f"expected Replicate, Shard(dim) or Partial for mesh axis {axis!r}, found {placement!r}; correct it",
+                place,
             )
     return blocks_text(len(reference), sharded, mesh)
 

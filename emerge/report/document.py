@@ -28,6 +28,7 @@ class CampaignResult:
         engine: requested; the one used is in the pairs.
         pairs: in the order of the campaign.
         fail_on: kinds of findings that count as a failure.
+        config: path of the campaign file, None for ``emerge compare``.
     """
 
     campaign: str
@@ -36,6 +37,7 @@ class CampaignResult:
     engine: str
     pairs: list[PairResult] = field(default_factory=list)
     fail_on: list[str] = field(default_factory=list)
+    config: str | None = None
 
 
 def exit_status(result: CampaignResult) -> int:
@@ -47,7 +49,7 @@ def exit_status(result: CampaignResult) -> int:
 def _pair_status(pair: PairResult, fail_on: set[str]) -> int:
     if pair.error is not None:
         return 4 if pair.error.internal else 2
-    if any(f.kind in fail_on for f in pair.findings):
+    if pair.failed_on or any(f.kind in fail_on for f in pair.findings):
         return 1
     if pair.verdict == "UNKNOWN":
         return 3
@@ -65,6 +67,7 @@ def document(result: CampaignResult) -> dict[str, Any]:
         "campaign": result.campaign,
         "seed": result.seed,
         "config_hash": result.config_hash,
+        "config": result.config,
         "engine": {"datalog": used[0], "version": used[1]},
         "pairs": [_pair(p) for p in result.pairs],
     }
@@ -79,6 +82,7 @@ def _pair(p: PairResult) -> dict[str, Any]:
         "reason": p.reason,
         "error": None if p.error is None else {"message": p.error.message, "place": p.error.place},
         "assumptions": [{"name": a.name, "where": a.where, "why": a.why} for a in p.assumptions],
+        "sources": dict(p.sources),
         "mesh": dict(p.mesh),
         "sizes": dict(p.sizes),
         "substitutions": list(p.substitutions),
@@ -154,7 +158,9 @@ def make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise InputError(f"cannot make the output directory ({e.strerror or e}); choose another --out", str(directory)) from None
+        raise InputError(
+            f"cannot make the output directory ({e.strerror or e}); choose another --out", str(directory)
+        ) from None
 
 
 def read_report(directory: Path) -> dict[str, Any]:
@@ -167,9 +173,13 @@ def read_report(directory: Path) -> dict[str, Any]:
     try:
         doc = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise InputError(f"cannot read the report ({e.strerror or e}); give the --out directory of a run", str(path)) from None
+        raise InputError(
+            f"cannot read the report ({e.strerror or e}); give the --out directory of a run", str(path)
+        ) from None
     except ValueError as e:
-        raise InputError(f"expected a JSON report, found something else ({e}); run the campaign again", str(path)) from None
+        raise InputError(
+            f"expected a JSON report, found something else ({e}); run the campaign again", str(path)
+        ) from None
     if not isinstance(doc, dict) or doc.get("schema") != SCHEMA:
         raise InputError(f"expected schema {SCHEMA!r}; give the --out directory of a run of this version", str(path))
     return doc

@@ -54,7 +54,9 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
     if p["reason"]:
         yield f"  reason: {p['reason']}"
     if verdict != "NOT_EQUIVALENT":
-        yield from _limited([f"  output {o['reference']}: {o['alignment'] or 'not derived'}" + _against(o) for o in p["outputs"]], "outputs")
+        yield from _limited(
+            [f"  output {o['reference']}: {_shown(o['alignment'])}{_against(o)}" for o in p["outputs"]], "outputs"
+        )
     for f in p["findings"]:
         yield from _finding_lines(f)
     if p["counterexample"]:
@@ -71,7 +73,14 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
 
 
 def _against(o: dict[str, Any]) -> str:
-    return "" if o["proved"] else f"  (expected {o['expected']})"
+    return "" if o["proved"] else f"  (expected {_shown(o['expected'])})"
+
+
+def _shown(alignment: str | None) -> str:
+    """An alignment of scalars has no axes to show."""
+    if alignment is None:
+        return "not derived"
+    return "scalar ~ scalar" if alignment.strip() == "~" else alignment
 
 
 def _limited(lines: list[str], what: str) -> Iterator[str]:
@@ -86,7 +95,9 @@ def _finding_lines(f: dict[str, Any]) -> Iterator[str]:
         yield f"    reference:      {', '.join(f['reference_nodes'])}  at {f['reference_source'] or 'no source line'}"
     if f["implementation_nodes"]:
         nodes = f["implementation_nodes"]
-        shown = ", ".join(nodes[:MOST_LISTED]) + (f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else "")
+        shown = ", ".join(nodes[:MOST_LISTED]) + (
+            f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else ""
+        )
         yield f"    implementation: {shown}  at {f['implementation_source'] or 'no source line'}"
     for key in ("found", "expected", "hint"):
         if f[key]:

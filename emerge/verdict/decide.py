@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emerge.engine.derivation import Fact, Step
+from emerge.engine.derivation import Fact
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering
 from emerge.relate.derive import Derivation, Problem
@@ -28,13 +28,16 @@ from emerge.verdict.types import (
     Refuter,
 )
 
-#: Above this many claims their proofs are not read step by step, and assumptions are those of all operators they read.
-MOST_EXPLAINED = 8
-
 
 def decide(
-    problem: Problem, derivation: Derivation, refuter: Refuter | None = None, *,
-    levels: Mapping[str, str] | None = None, default_level: str = "tested", ambiguities: Sequence[Ambiguity] = (), seed: int = 0,
+    problem: Problem,
+    derivation: Derivation,
+    refuter: Refuter | None = None,
+    *,
+    levels: Mapping[str, str] | None = None,
+    default_level: str = "tested",
+    ambiguities: Sequence[Ambiguity] = (),
+    seed: int = 0,
 ) -> PairResult:
     """The verdict of a pair.
 
@@ -52,11 +55,10 @@ def decide(
     unproved = sorted(set(derivation.claims) - proved)
     unusable = [s for s, _ in derivation.unusable if any(s is c for c in problem.outputs)]
     result = PairResult(engine=(derivation.result.engine, derivation.result.version))
-    evidence, steps = _evidence(derivation, proved, levels, default_level, result)
+    evidence = _evidence(derivation, proved, levels, default_level, result)
     result.outputs = _outputs(structure, proved, evidence, unusable)
     result.coverage = {level: sum(e == level for e in evidence.values()) for level in EVIDENCE}
-    # Assumptions matter to a proof only; for other verdicts those of everything the outputs read are listed.
-    result.assumptions = _assumptions(structure, steps if steps is not None and not unproved else None)
+    result.assumptions = _assumptions(structure)
     if derivation.claims and not unproved and not unusable and not ambiguities:
         result.verdict = EQUIVALENT
         result.evidence = max((evidence[g] for g in proved), key=EVIDENCE.index)
@@ -77,8 +79,8 @@ def decide(
 
 def _evidence(
     derivation: Derivation, proved: set[int], levels: Mapping[str, str] | None, default: str, result: PairResult
-) -> tuple[dict[int, str], list[Step] | None]:
-    """Evidence per proved claim, and the steps of their proofs (None without a derivation log, or for many claims)."""
+) -> dict[int, str]:
+    """Evidence per proved claim: the weakest among the laws of its best derivation; counts the laws into ``result``."""
     log = derivation.result.log
     rows: dict[int, list[tuple[Any, ...]]] = {}
     for row in sorted(derivation.result.relations["output_proved"], key=repr):
@@ -86,22 +88,24 @@ def _evidence(
     if log is None:
         # Without the log any law may have been used, so the weakest counts.
         weakest = max([default, *(levels or {}).values()], key=EVIDENCE.index)
-        return dict.fromkeys(proved, weakest), None
+        return dict.fromkeys(proved, weakest)
     given = levels or {}
     names = {c.law for c in log.program.clauses if c.law is not None}
     numbers = {law: EVIDENCE.index(given.get(law, default)) for law in names}
     levels_of = log.best_level("output_proved", numbers)
-    chosen = [min((Fact("output_proved", row) for row in rows[g]), key=lambda f: (levels_of[f], repr(f))) for g in sorted(proved)]
+    chosen = [
+        min((Fact("output_proved", row) for row in rows[g]), key=lambda f: (levels_of[f], repr(f)))
+        for g in sorted(proved)
+    ]
     # Every derivation uses the alignment laws, so level 0 means that all of them are proved.
     evidence = {fact.args[0]: EVIDENCE[levels_of[fact]] for fact in chosen}
     result.rules_used = log.laws_used(chosen, numbers) if chosen else {}
-    if len(chosen) > MOST_EXPLAINED:
-        return evidence, None
-    steps = {s.fact: s for fact in chosen for s in log.explain(fact, numbers).steps}
-    return evidence, list(steps.values())
+    return evidence
 
 
-def _outputs(structure: Structure, proved: set[int], evidence: Mapping[int, str], unusable: list[Statement]) -> list[Output]:
+def _outputs(
+    structure: Structure, proved: set[int], evidence: Mapping[int, str], unusable: list[Statement]
+) -> list[Output]:
     """One entry per claimed reference output; a claim in pieces gives one text per piece."""
     out: dict[tuple[str, str], Output] = {}
     for number, statement in structure.derivation.claims.items():
@@ -128,26 +132,24 @@ def _outputs(structure: Structure, proved: set[int], evidence: Mapping[int, str]
     return list(out.values())
 
 
-def _assumptions(structure: Structure, steps: list[Step] | None) -> list[Assumption]:
-    """Assumptions of operators that the proofs speak of; without proofs, of all operators the outputs read."""
+def _assumptions(structure: Structure) -> list[Assumption]:
+    """Assumptions made at operators that the claimed outputs read, and at relations taken from names.
+
+    The derivation log is not narrow enough to leave any out: a constant that the lowering folded into an operator is
+    not a premise of its own.
+    """
     derivation = structure.derivation
-    ids: set[int] | None = None
-    if steps is not None:
-        ids = set()
-        for step in steps:
-            for value in (*step.fact.args, *step.substitution.values()):
-                if type(value) is int:
-                    ids.add(value)
     found: dict[tuple[str, str], Assumption] = {}
-    for side, low in ((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation)):
-        if ids is None:
-            index = 0 if side == REFERENCE else 1
-            ops, roots = structure.cone([structure.claim_tensors(g)[index] for g in derivation.claims])
-            touched = set(ops) | roots
-        else:
-            touched = ids
+    for index, (side, low) in enumerate(
+        ((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation))
+    ):
+        ops, roots = structure.cone([structure.claim_tensors(g)[index] for g in derivation.claims])
+        nodes = structure.node_cone(side, derivation.claims)
+        touched = set(ops) | roots
         for a in low.assumptions:
-            if a.op in touched or structure.result_of.get(a.op) in touched:
+            tensor = structure.result_of.get(a.op, a.op)
+            names = {low.op_node.get(a.op, ""), *low.nodes_of.get(tensor, ())}
+            if a.op in touched or tensor in touched or names & nodes:
                 where = _where(structure, side, low, a.op)
                 found.setdefault((a.name, where), Assumption(a.name, where, a.why))
     for statement in derivation.given.values():
@@ -180,7 +182,9 @@ def _refute(
         return NotRun(str(exc))
 
 
-def _refuted(result: PairResult, structure: Structure, unproved: list[int], refutation: RefutationResult, seed: int) -> None:
+def _refuted(
+    result: PairResult, structure: Structure, unproved: list[int], refutation: RefutationResult, seed: int
+) -> None:
     result.verdict = NOT_EQUIVALENT
     result.reason = refutation.reason or f"output {refutation.output!r} differs by {refutation.max_abs_diff:g}"
     result.counterexample = Counterexample(
@@ -210,18 +214,28 @@ def mismatches(structure: Structure, unproved: list[int], severity: str) -> list
             hint = f"the values on the ranks are partial results; reduce them over {axes.split(';')[0]}"
         out.append(
             Finding(
-                "UNPROVED", severity,
+                "UNPROVED",
+                severity,
                 f"output {name!r} corresponds to {family!r}, but not as expected",
-                [name], structure.source(REFERENCE, name), structure.members(family),
-                structure.source(IMPLEMENTATION, family), " | ".join(texts), statement.text, hint,
+                [name],
+                structure.source(REFERENCE, name),
+                structure.members(family),
+                structure.source(IMPLEMENTATION, family),
+                " | ".join(texts),
+                statement.text,
+                hint,
             )
         )
     return out
 
 
 def _unknown(
-    result: PairResult, structure: Structure, unproved: list[int], unusable: list[Statement],
-    refutation: RefutationResult | None, ambiguities: Sequence[Ambiguity],
+    result: PairResult,
+    structure: Structure,
+    unproved: list[int],
+    unusable: list[Statement],
+    refutation: RefutationResult | None,
+    ambiguities: Sequence[Ambiguity],
 ) -> None:
     result.verdict = UNKNOWN
     derivation = structure.derivation
@@ -239,7 +253,7 @@ def _unknown(
     if refutation is not None and refutation.status == "agree":
         reasons.append(f"execution found no difference{': ' + refutation.reason if refutation.reason else ''}")
     elif refutation is not None and refutation.reason:
-        reasons.append(f"execution: {refutation.reason}")
+        reasons.append(refutation.reason)
     elif refutation is None and unproved:
         reasons.append("not executed")
     result.reason = "; ".join(reasons)
@@ -262,9 +276,8 @@ def _unknown_operators(structure: Structure, unproved: list[int]) -> list[str]:
     """Nodes without semantics that the unproved outputs read, with the reason."""
     out = []
     derivation = structure.derivation
-    for index, (side, low) in enumerate(((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation))):
-        ops, _ = structure.cone([structure.claim_tensors(g)[index] for g in unproved])
-        reached = {low.op_node.get(o, "") for o in ops}
+    for side, low in ((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation)):
+        reached = structure.node_cone(side, unproved)
         for name, why in low.unknown.items():
             if name in reached:
                 out.append(f"{'ref' if side == REFERENCE else 'impl'}:{name} ({why})")

@@ -38,7 +38,11 @@ class Structure:
                 self.operands[o].append(self.root(a))
                 self.uses[self.root(a)].append(o)
         self.side_of = dict(facts["value"])
-        self.inputs = {o for (o,) in facts["input_op"]}
+        self.matched = {p.implementation for partners in self.alignments.partners.values() for p in partners}
+        #: Longest chain of operators from the inputs; operators are numbered after their operands.
+        self.depths: dict[int, int] = {}
+        for o in sorted(self.result_of):
+            self.depths[self.result_of[o]] = 1 + max((self.depths.get(a, 0) for a in self.operands[o]), default=-1)
 
     def root(self, tensor: int) -> int:
         """The tensor that ``tensor`` is a rearrangement of, also where no axes were derived."""
@@ -64,6 +68,22 @@ class Structure:
             ops.append(op)
             work.extend(self.operands[op])
         return ops, seen
+
+    def node_cone(self, side: int, numbers: Iterable[int]) -> set[str]:
+        """Names of all nodes and inputs that the claims ``numbers`` read, by the graph itself."""
+        graph = self.family(side)
+        seen: set[str] = set()
+        claims = [self.derivation.claims[g] for g in numbers]
+        work = [c.reference.name if side == REFERENCE else c.implementation.name for c in claims]
+        while work:
+            name = work.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            value = graph.value(name)
+            if isinstance(value, FamilyNode):
+                work.extend(value.refs())
+        return seen
 
     def claim_tensors(self, number: int) -> tuple[int, int]:
         """Reference and implementation tensor of a claim."""
@@ -122,25 +142,38 @@ class Structure:
         order = {n.name: i for i, n in enumerate(self.derivation.problem.reference.nodes)}
         ops, _ = self.cone([self.claim_tensors(g)[0] for g in numbers], stop_at_aligned=True)
         found = [o for o in dict.fromkeys(ops) if o in known]
+        # A constant without a counterpart says little when an operator with operands stopped too.
+        found = [o for o in found if self.operands[o]] or found
         return sorted(found, key=lambda o: (order.get(self.node_name(REFERENCE, o), 0), o))
 
     def counterparts(self, op: int) -> list[int]:
-        """Implementation operators that consume what the operands of reference operator ``op`` are aligned to.
+        """Implementation operators where the counterpart of reference operator ``op`` was to be found, best first.
 
-        Those of the same body that use most operands come first; only the best are returned.
+        They consume what the operands of ``op`` are aligned to and have no alignment themselves. First the direct
+        consumers of the operand farthest from the inputs, then the operators of the same body.
         """
         partners = [{p.implementation for p in self.alignments.partners.get(a, ())} for a in self.operands[op]]
-        score: dict[int, tuple[int, int]] = {}
+        if not partners:
+            return []
+        lead = max(range(len(partners)), key=lambda k: (self.depth(self.operands[op][k]), -k))
+        score: dict[int, tuple[int, int, int]] = {}
         for group in partners:
             for d in group:
                 for o in self.uses.get(d, ()):
-                    if self.side_of.get(self.result_of[o]) == IMPLEMENTATION:
+                    if self.side_of.get(self.result_of[o]) == IMPLEMENTATION and self.result_of[o] not in self.matched:
                         hits = sum(any(x in g for x in self.operands[o]) for g in partners)
-                        score[o] = (int(self.body[o] == self.body[op]), hits)
+                        on_lead = any(x in partners[lead] for x in self.operands[o])
+                        score[o] = (int(on_lead), int(self.body[o] == self.body[op]), hits)
         if not score:
             return []
         best = max(score.values())
-        return sorted(o for o, s in score.items() if s == best)[:3]
+        found = sorted(o for o, s in score.items() if s == best)[:2]
+        same = sorted(o for o, s in score.items() if s[1] and o not in found)[:1]
+        return found + same
+
+    def depth(self, root: int) -> int:
+        """Longest chain of operators from the inputs."""
+        return self.depths.get(root, 0)
 
     def operand_texts(self, op: int) -> list[str]:
         """Alignments of the operands of a reference operator."""
@@ -153,7 +186,9 @@ class Structure:
         return texts
 
     def _aux_text(self, partner: Partner) -> str:
-        return f"an auxiliary tensor: {self.alignments.text(partner.reference, partner.implementation, partner.relation)}"
+        return (
+            f"an auxiliary tensor: {self.alignments.text(partner.reference, partner.implementation, partner.relation)}"
+        )
 
 
 def frontier_findings(structure: Structure, numbers: list[int], kind: str, severity: str) -> list[Finding]:
@@ -188,7 +223,14 @@ def _frontier_finding(structure: Structure, name: str, ops: list[int], kind: str
             f"the operands of reference node {label} are aligned and its result is not; "
             f"nearest on the implementation side is {shown}"
         )
-        why = next((structure.lowering(IMPLEMENTATION).unknown[n] for n in imp_names if n in structure.lowering(IMPLEMENTATION).unknown), None)
+        why = next(
+            (
+                structure.lowering(IMPLEMENTATION).unknown[n]
+                for n in imp_names
+                if n in structure.lowering(IMPLEMENTATION).unknown
+            ),
+            None,
+        )
         hint = f"{imp_names[0]!r} has no semantics here: {why}" if why else None
     else:
         message = (
@@ -197,7 +239,11 @@ def _frontier_finding(structure: Structure, name: str, ops: list[int], kind: str
         )
         hint = None
     return Finding(
-        kind, severity, message, [name] if name else [], structure.source(REFERENCE, name),
+        kind,
+        severity,
+        message,
+        [name] if name else [],
+        structure.source(REFERENCE, name),
         [m for n in imp_names for m in structure.members(n)],
         next((s for n in imp_names if (s := structure.source(IMPLEMENTATION, n))), None),
         found="; ".join(dict.fromkeys(texts)) or "no operands",
@@ -215,10 +261,13 @@ def diverging_finding(structure: Structure, reference: str, implementation: str,
     ops = [o for o, n in structure.lowering(REFERENCE).op_node.items() if n == reference and o in structure.result_of]
     texts = [t for op in ops for t in structure.operand_texts(op)]
     return Finding(
-        "DIVERGES", "error",
+        "DIVERGES",
+        "error",
         f"executed values of reference node {left} and {right} differ while their operands agree (seen at output {output!r})",
-        [reference], structure.source(REFERENCE, reference),
-        structure.members(family) if family else [], structure.source(IMPLEMENTATION, family) if family else None,
+        [reference],
+        structure.source(REFERENCE, reference),
+        structure.members(family) if family else [],
+        structure.source(IMPLEMENTATION, family) if family else None,
         found="; ".join(dict.fromkeys(texts)) or None,
         expected=f"an implementation value aligned with {reference!r}",
     )

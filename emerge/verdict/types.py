@@ -145,6 +145,8 @@ class PairResult:
 
     Attributes:
         verdict: None when there is an ``error``.
+        failed_on: kinds of findings that the campaign file counts as failures of this pair.
+        sources: paths the pair was read from, for ``emerge replay``.
         payload: of the counterexample, to be saved; not part of the report.
         seconds: by stage.
     """
@@ -171,6 +173,8 @@ class PairResult:
     stats: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     engine: tuple[str, str] = ("", "")
+    failed_on: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
     payload: Any = None
 
     @property

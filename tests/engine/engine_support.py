@@ -109,7 +109,9 @@ class Reference:
         for number in range(max(level.values(), default=0) + 1):
             yield {name for name, at in level.items() if at == number}
 
-    def solutions(self, body: list[Literal], bound: dict[str, Any], outside: tuple[Term, ...]) -> Iterator[dict[str, Any]]:
+    def solutions(
+        self, body: list[Literal], bound: dict[str, Any], outside: tuple[Term, ...]
+    ) -> Iterator[dict[str, Any]]:
         if not body:
             yield bound
             return

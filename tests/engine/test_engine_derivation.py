@@ -188,8 +188,9 @@ def test_what_cannot_be_explained() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_deep_proof_needs_no_recursion(engine: str) -> None:
-    program = Program.from_text(".decl e(x:number,y:number)\n.decl r(x:number)\n// @law root\nr(0).\n"
-                                "// @law step\nr(y) :- r(x), e(x,y).")
+    program = Program.from_text(
+        ".decl e(x:number,y:number)\n.decl r(x:number)\n// @law root\nr(0).\n// @law step\nr(y) :- r(x), e(x,y)."
+    )
     log = run(program, {"e": [(i, i + 1) for i in range(3000)]}, [], engine, log=True).log
     assert log is not None
     proof = log.explain(("r", (3000,)))
@@ -201,7 +202,7 @@ def test_a_deep_proof_needs_no_recursion(engine: str) -> None:
 def test_a_clause_with_many_variables(engine: str) -> None:
     """More variables than Soufflé has columns for."""
     names = [f"v{i}" for i in range(30)]
-    row = tuple(range(20)) + ("x, y]",) + ((1, (2, None)),)
+    row = (*range(20), "x, y]", (1, (2, None)))
     columns = ", ".join(f"c{i}:number" for i in range(20)) + ", s:symbol, l:L"
     first, second = [*names[:20], "s", "l"], [*names[10:30], "s", "l"]
     program = Program.from_text(

@@ -103,6 +103,12 @@ def column(g: GraphBuilder) -> Ref:
     return linear(g, g.input("x", [5, 7]), g.input("w", [n, 7]), g.input("b", [n]))
 
 
+def column_of_first(g: GraphBuilder) -> Ref:
+    """Gathers the weight and takes the first block of its rows on every rank."""
+    w = g.aten("slice.Tensor", g.all_gather(g.input("w", [4, 7]), "tp"), 0, 0, 4)
+    return linear(g, g.input("x", [5, 7]), w, g.input("b", [4]))
+
+
 def column_gathered(dim: int) -> Program:
     return lambda g: g.all_gather(column(g), "tp", dim)
 
@@ -160,11 +166,6 @@ def batched(g: GraphBuilder) -> Ref:
     return g.aten("bmm", g.input("x", [h, 5, 7]), g.input("y", [h, 7, 4]))
 
 
-def batched_summed(g: GraphBuilder) -> Ref:
-    h = 2 * g_parts(g)
-    return g.aten("bmm", g.input("y", [h, 7, 4]), g.aten("transpose.int", g.input("x", [h, 4, 5]), 1, 1))
-
-
 def both_sharded(right: bool) -> Program:
     """Rows of x and columns of w on the same mesh axis: the ranks hold diagonal blocks only."""
 
@@ -181,8 +182,7 @@ def both_sharded(right: bool) -> Program:
 
 CONTRACTION = [
     LawCase("column-parallel", TP3, column, {"sharded": column},
-            {"output said to be replicated": Twin(column_gathered(0), outputs=["(tp s) n ~ s (tp n)"], reference=None)}
-            if False else {"gathered on rows": Twin(lambda g: g.aten("slice.Tensor", g.aten("view", column_gathered(0)(g), [5, 12]), 1, 4 * g.rank, 4 * g.rank + 4))},
+            {"first shard of the weight on every rank": column_of_first},
             {"x": "s k ~ s k", "w": "(tp n) k ~ n k", "b": "(tp n) ~ n"}, ["s (tp n) ~ s n"]),
     LawCase("column-parallel-gathered", TP3, column, {"gathered on columns": column_gathered(1)},
             {"gathered on rows": lambda g: g.aten("view", column_gathered(0)(g), [5, 12])},
@@ -203,7 +203,7 @@ CONTRACTION = [
             {"reduced": lambda g: g.all_reduce(batched(g), "tp")},
             {"x": "(tp h) s k ~ h s k", "y": "(tp h) k d ~ h k d"}, ["(tp h) s d ~ h s d"]),
     LawCase("one-mesh-axis-for-two", TP3, both_sharded(True), {"weight gathered": both_sharded(True)},
-            {"diagonal blocks": lambda g: g.aten("repeat", both_sharded(False)(g), [1, 1])},
+            {"diagonal blocks": both_sharded(False)},
             {"x": "(tp s) k ~ s k", "w": "k (tp n) ~ k n"}, ["s n ~ s n"]),
 ]
 
@@ -286,16 +286,14 @@ def fused_softmax(g: GraphBuilder) -> Ref:
     return g.aten("_softmax", g.input("x", [5, 4 * g_parts(g)]), 1, False)
 
 
-def normed(op: str, shape: list[int], *, eps: float = 1e-5, gather: int | None = None, swap: bool = False) -> Program:
-    """Norm over the last axis of x; ``shape`` per rank, the reference holds three times the sharded axis."""
+def normed(op: str, local: list[int], whole: list[int], *, eps: float = 1e-5, gather: int | None = None, swap: bool = False) -> Program:
+    """Norm over the last axis of x, with weight and bias."""
 
     def program(g: GraphBuilder) -> Ref:
-        hidden = shape[-1] if g.mesh and gather is None else 8
-        x = g.input("x", shape if g.mesh else [15, 8] if shape[0] == 5 and shape[1] == 8 else [5, 9])
-        hidden = g.shape(x)[-1]
-        if gather is not None and g.mesh:
+        x = g.input("x", local if g.mesh else whole)
+        if gather is not None:
             x = g.all_gather(x, "tp", gather)
-            hidden = g.shape(x)[-1]
+        hidden = g.shape(x)[-1]
         w, b = g.input("w", [hidden]), g.input("b", [hidden])
         if op == "rms":
             y = g.aten("rms_norm", x, [hidden], b if swap else w, eps)
@@ -321,18 +319,18 @@ NORM = [
     LawCase("softmax-written-out", TP3, softmax_parts(), {"reduced": softmax_parts()},
             {"sum not reduced": softmax_parts(reduce_sum=False), "maximum not reduced": softmax_parts(reduce_max=False)},
             {"x": COLS}, [COLS]),
-    LawCase("layer-norm-tokens", TP3, normed("layer", [5, 8]), {"sharded tokens": normed("layer", [5, 8])},
-            {"other eps": normed("layer", [5, 8], eps=1e-2), "weight and bias swapped": normed("layer", [5, 8], swap=True)},
+    LawCase("layer-norm-tokens", TP3, normed("layer", [5, 8], [15, 8]), {"sharded tokens": normed("layer", [5, 8], [15, 8])},
+            {"other eps": normed("layer", [5, 8], [15, 8], eps=1e-2), "weight and bias swapped": normed("layer", [5, 8], [15, 8], swap=True)},
             TOKENS, ["(tp s) h ~ s h"]),
-    LawCase("rms-norm-tokens", TP3, normed("rms", [5, 8]), {"sharded tokens": normed("rms", [5, 8])},
-            {"other eps": normed("rms", [5, 8], eps=1e-2), "weight and bias swapped": normed("rms", [5, 8], swap=True)},
+    LawCase("rms-norm-tokens", TP3, normed("rms", [5, 8], [15, 8]), {"sharded tokens": normed("rms", [5, 8], [15, 8])},
+            {"other eps": normed("rms", [5, 8], [15, 8], eps=1e-2), "weight and bias swapped": normed("rms", [5, 8], [15, 8], swap=True)},
             TOKENS, ["(tp s) h ~ s h"]),
-    LawCase("layer-norm-hidden", TP3, normed("layer", [5, 3]),
-            {"gathered": Twin(normed("layer", [5, 3], gather=1), given=GATHERED, outputs=["s h ~ s h"])},
-            {"sharded hidden": normed("layer", [5, 3])}, HIDDEN, ["s (tp h) ~ s h"]),
-    LawCase("rms-norm-hidden", TP3, normed("rms", [5, 3]),
-            {"gathered": Twin(normed("rms", [5, 3], gather=1), given=GATHERED, outputs=["s h ~ s h"])},
-            {"sharded hidden": normed("rms", [5, 3])}, HIDDEN, ["s (tp h) ~ s h"]),
+    LawCase("layer-norm-hidden", TP3, normed("layer", [5, 3], [5, 9]),
+            {"gathered": Twin(normed("layer", [5, 3], [5, 9], gather=1), given=GATHERED, outputs=["s h ~ s h"])},
+            {"sharded hidden": normed("layer", [5, 3], [5, 9])}, HIDDEN, ["s (tp h) ~ s h"]),
+    LawCase("rms-norm-hidden", TP3, normed("rms", [5, 3], [5, 9]),
+            {"gathered": Twin(normed("rms", [5, 3], [5, 9], gather=1), given=GATHERED, outputs=["s h ~ s h"])},
+            {"sharded hidden": normed("rms", [5, 3], [5, 9])}, HIDDEN, ["s (tp h) ~ s h"]),
 ]
 
 CASES = [*POINTWISE, *CONTRACTION, *REDUCTION, *NORM]

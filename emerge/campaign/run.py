@@ -1,0 +1,188 @@
+"""Runs pairs: reading, derivation, execution where a proof falls short, verdict. One pair's fault leaves the others."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emerge.campaign.admission import law_levels
+from emerge.campaign.build import Prepared, prepare
+from emerge.campaign.config import PairSpec
+from emerge.relate.derive import Derivation, Problem, derive
+from emerge.report.document import file_stem, make_directory
+from emerge.util.errors import BudgetExceeded, EmergeError, EngineError
+from emerge.verdict.decide import decide
+from emerge.verdict.types import UNKNOWN, Finding, NotRun, PairError, PairResult, RefutationResult, Refuter
+
+COUNTEREXAMPLES = "counterexamples"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of the command line; None leaves a pair's own setting.
+
+    Attributes:
+        seconds: per pair. memory_gb: for execution.
+        out: where counterexamples go, None = nowhere.
+        debug: keep tracebacks in internal errors.
+    """
+
+    engine: str | None = None
+    seed: int | None = None
+    seconds: float | None = None
+    memory_gb: float | None = None
+    out: Path | None = None
+    debug: bool = False
+
+
+def run_pairs(specs: Sequence[PairSpec], options: RunOptions, *, jobs: int = 1) -> Iterator[PairResult]:
+    """Results in the order of ``specs``; with ``jobs`` > 1 pairs run in processes of their own."""
+    if jobs <= 1 or len(specs) <= 1:
+        for spec in specs:
+            yield run_pair(spec, options)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(min(jobs, len(specs)), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(run_pair, spec, options) for spec in specs]
+        try:
+            for spec, future in zip(specs, futures):
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    message = (
+                        "the process of this pair, or of one beside it, died (out of memory?); run it alone with --pair"
+                    )
+                    yield PairResult(
+                        id=spec.id, expect=spec.expect, error=PairError(message, spec.place, internal=True)
+                    )
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def run_pair(spec: PairSpec, options: RunOptions) -> PairResult:
+    """One pair; every exception becomes the pair's ``error``."""
+    started = time.perf_counter()
+    try:
+        result = _run(spec, options, started)
+    except EngineError as e:
+        result = PairResult(error=PairError(e.message, e.place, internal=True))
+    except EmergeError as e:
+        result = PairResult(error=PairError(e.message, e.place))
+    except Exception as e:
+        if options.debug:
+            traceback.print_exc()
+        text = " ".join(f"{type(e).__name__}: {e}".split())
+        result = PairResult(
+            error=PairError(f"internal error ({text}); run again with --debug and report it", spec.place, True)
+        )
+    result.id, result.expect, result.sources = spec.id, spec.expect, sources(spec)
+    result.seconds["total"] = time.perf_counter() - started
+    return result
+
+
+def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
+    engine = options.engine if options.engine is not None else spec.engine
+    seed = options.seed if options.seed is not None else spec.seed
+    seconds = options.seconds if options.seconds is not None else spec.seconds
+    memory_gb = options.memory_gb if options.memory_gb is not None else spec.memory_gb
+    levels = law_levels(spec.rules, spec.trust)
+    prepared = prepare(spec)
+
+    def left() -> float | None:
+        return None if seconds is None else max(seconds - (time.perf_counter() - started), 0.0)
+
+    executed: dict[str, float] = {}
+    derivation: Derivation | None = None
+    try:
+        if left() == 0.0:
+            raise BudgetExceeded(f"the budget of {seconds:g} s was spent on reading the graphs")
+        derivation = derive(prepared.problem, engine=engine, rules=tuple(spec.rules), log=True, timeout=left())
+        refuter = _timed(execution_refuter(seed, memory_gb, left), executed)
+        result = decide(
+            prepared.problem, derivation, refuter, levels=levels, ambiguities=prepared.ambiguities, seed=seed
+        )
+    except BudgetExceeded as e:
+        result = PairResult(verdict=UNKNOWN, reason=str(e))
+    _describe(result, prepared)
+    if derivation is not None:
+        result.seconds |= derivation.seconds
+    result.seconds |= prepared.seconds | executed
+    result.findings = [f for f in result.findings if f.kind not in {i.finding for i in spec.ignore}]
+    _fail_on(result, spec)
+    if options.out is not None:
+        save_counterexample(result, spec.id, options.out)
+    result.payload = None
+    return result
+
+
+def sources(spec: PairSpec) -> dict[str, str]:
+    """Where the pair came from, for ``emerge replay``."""
+    named = {"case": spec.case, "reference": spec.reference, "implementation": spec.implementation}
+    return {key: str(path.resolve()) for key, path in named.items() if path is not None}
+
+
+def _fail_on(result: PairResult, spec: PairSpec) -> None:
+    """A pair's own ``fail_on`` turns these findings into failures of this pair."""
+    for finding in result.findings:
+        if finding.kind in spec.fail_on:
+            result.failed_on.append(finding.kind)
+
+
+def _describe(result: PairResult, prepared: Prepared) -> None:
+    """What the report says about the pair whatever its verdict."""
+    result.mesh = dict(prepared.problem.mesh.axes)
+    result.input_relations = prepared.input_relations
+    result.outputs_not_claimed = prepared.outputs_not_claimed
+    result.unmatched = prepared.unmatched
+    result.stats = prepared.stats
+    for problem in prepared.graph_problems:
+        result.findings.append(
+            Finding("RANKS_DISAGREE", "note" if result.verdict == "EQUIVALENT" else "warning", problem)
+        )
+
+
+def execution_refuter(seed: int, memory_gb: float | None, left: Callable[[], float | None]) -> Refuter:
+    """Refutation by execution; torch is imported when it is first needed."""
+
+    def refute(problem: Problem, derivation: Derivation) -> RefutationResult:
+        try:
+            from emerge.execute.refute import refute as run
+        except ImportError as e:
+            return NotRun(f"execution is not available ({e})")
+        memory = None if memory_gb is None else int(memory_gb * 2**30)
+        result: RefutationResult = run(problem, derivation, seed=seed, memory_bytes=memory, seconds=left())
+        return result
+
+    return refute
+
+
+def _timed(refuter: Refuter, into: dict[str, float]) -> Refuter:
+    def run(problem: Problem, derivation: Derivation) -> RefutationResult | None:
+        started = time.perf_counter()
+        try:
+            return refuter(problem, derivation)
+        finally:
+            into["execution"] = time.perf_counter() - started
+
+    return run
+
+
+def save_counterexample(result: PairResult, pair: str, out: Path) -> None:
+    """Saves what replays a counterexample, whole or not at all, and notes the file in the result."""
+    if result.counterexample is None or result.payload is None:
+        return
+    folder = out / COUNTEREXAMPLES
+    make_directory(folder)
+    from emerge.execute.refute import save_counterexample as save
+
+    path = folder / f"{file_stem(pair)}.json"
+    written: Any = save(result.payload, path)
+    result.counterexample.file = str(Path(written or path).relative_to(out))

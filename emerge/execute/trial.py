@@ -1,0 +1,317 @@
+"""One trial: generic inputs for a :class:`~emerge.execute.setup.Setup`, a run of both sides, and the comparison."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from emerge.execute._torch import torch
+from emerge.execute.compare import Difference, compare_values, defined_fraction, tolerance
+from emerge.execute.decisions import Decisions
+from emerge.execute.lockstep import run_ranks, run_sequential
+from emerge.execute.options import DropoutMask, Options, keep_all, seeded_fill
+from emerge.execute.placement import Cut, Relation, region
+from emerge.execute.precision import Perturbation, widen
+from emerge.execute.sampling import infer_ranges, sample_inputs
+from emerge.execute.setup import Setup
+from emerge.graph.model import Graph, Node, is_integer
+from emerge.util.errors import ExecutionError
+
+#: Range of integer inputs of which nothing is known.
+DEFAULT_RANGE = (0, 8)
+
+
+class NoInputs(ExecutionError):
+    """Inputs that satisfy the statements cannot be built: some are not covered, or statements contradict."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What is drawn for one trial.
+
+    Attributes:
+        scale: of floating inputs; None = every input draws its own.
+        masks: dropout masks are drawn; False = every element is kept (and scaled).
+        fill: seed of the content of uninitialised memory.
+    """
+
+    seed: int
+    scale: float | None = None
+    masks: bool = True
+    fill: int = 1
+
+
+@dataclass
+class Inputs:
+    """Inputs of both sides that satisfy the statements.
+
+    Attributes:
+        ranges: assumed ranges of integer inputs of the reference, ``hi`` excluded.
+        unknown_ranges: those of them for which nothing in the graphs gives a range.
+    """
+
+    reference: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unknown_ranges: list[str] = field(default_factory=list)
+
+
+# ---- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def ranges_of(setup: Setup) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """Ranges of integer inputs of the reference from the tables they index there, or else in the implementation.
+
+    Returns:
+        The ranges, and the inputs that index no table and get :data:`DEFAULT_RANGE`.
+    """
+    ranges = infer_ranges(setup.reference)
+    integers = [i.name for i in setup.reference.inputs if is_integer(i.dtype) and i.dtype != "bool" and i.const is None]
+    unknown = []
+    by_rank = [infer_ranges(g) for g in setup.ranks]
+    for name in integers:
+        if name in ranges:
+            continue
+        found = [
+            by_rank[rank][member][1]
+            for r in setup.inputs
+            if r.reference == name
+            for rank, member in enumerate(r.implementation)
+            if member in by_rank[rank]
+        ]
+        if found:
+            ranges[name] = (0, min(found))
+        else:
+            unknown.append(name)
+    return ranges, unknown
+
+
+def draw_inputs(setup: Setup, draw: Draw) -> Inputs:
+    """Generic reference inputs and the implementation inputs that go with them.
+
+    Raises:
+        NoInputs: an implementation input that no statement covers, statements about interior tensors, or
+            statements that contradict each other.
+    """
+    ranges, unknown = ranges_of(setup)
+    values = sample_inputs(setup.reference, draw.seed, scale=draw.scale, ranges=ranges, default_range=DEFAULT_RANGE)
+    names = {i.name for i in setup.reference.inputs}
+    inner = sorted({r.reference for r in setup.inputs} - names - {n.name for n in setup.reference.nodes})
+    relations = [r for r in setup.inputs if r.reference not in inner]
+    for relation in relations:
+        for rank, name in enumerate(relation.implementation):
+            if name not in {i.name for i in setup.ranks[rank].inputs}:
+                raise NoInputs(f"a relation speaks of '{name}' of rank {rank}, which is computed and cannot be set")
+    constants = {i.name: _constant(i) for i in setup.reference.inputs if i.const is not None}
+    for _ in range(len(relations) + 1):
+        interior = sorted({r.reference for r in relations} - names)
+        known = {**constants, **values}
+        if interior:
+            known.update(run_sequential(setup.reference, values, keep=interior))
+        buffers = _Buffers(setup)
+        conflict = next((r for r in relations if not buffers.write(r, known[r.reference])), None)
+        if conflict is None:
+            return Inputs(values, buffers.finished(), ranges, unknown)
+        if conflict.reference not in values:
+            raise NoInputs(f"the input relations of '{conflict.reference}' contradict others")
+        values[conflict.reference] = buffers.read(conflict, values[conflict.reference])
+    raise NoInputs("the input relations contradict each other")
+
+
+def _constant(item: Any) -> Any:
+    from emerge.execute.ops.python import constant_tensor
+
+    return constant_tensor(item.const, item.dtype, item.shape, torch.device("cpu"))
+
+
+class _Buffers:
+    """Implementation inputs under construction, with which of their elements are known."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.types = [{i.name: i for i in g.inputs} for g in setup.ranks]
+        self.values: list[dict[str, Any]] = [{} for _ in setup.ranks]
+        self.known: list[dict[str, Any]] = [{} for _ in setup.ranks]
+
+    def write(self, relation: Relation, value: Any) -> bool:
+        """Writes what a relation says; False where something else is there already."""
+        for rank, name in enumerate(relation.implementation):
+            wanted = relation.expected(widen(value), rank)
+            if name not in self.values[rank]:
+                shape = tuple(int(n) for n in self.types[rank][name].shape)
+                self.values[rank][name] = torch.zeros(shape, dtype=wanted.dtype)
+                self.known[rank][name] = torch.zeros(shape, dtype=torch.bool)
+            target = region(self.values[rank][name], relation.implementation_cuts)
+            known = region(self.known[rank][name], relation.implementation_cuts)
+            if target.shape != wanted.shape:
+                raise NoInputs(f"'{relation.text}' gives '{name}' the shape {list(wanted.shape)}, it has {list(target.shape)}")
+            if bool((known & (target != wanted)).any()):
+                return False
+            target.copy_(wanted)
+            known.fill_(True)
+        return True
+
+    def read(self, relation: Relation, value: Any) -> Any:
+        """The reference value that goes with what the buffers hold already, in the piece of this relation."""
+        wanted = value.clone()
+        parts = [relation.actual(v, r) for r, v in enumerate(self.values)]
+        region(wanted, relation.reference_cuts).copy_(relation.placement.unshard(parts))
+        return wanted
+
+    def finished(self) -> list[dict[str, Any]]:
+        """The inputs of all ranks.
+
+        Raises:
+            NoInputs: elements of an input without stored value are not known.
+        """
+        for rank, graph in enumerate(self.setup.ranks):
+            for item in graph.inputs:
+                if item.const is not None:
+                    continue
+                known = self.known[rank].get(item.name)
+                if known is None:
+                    raise NoInputs(f"no input relation says what '{item.name}' of rank {rank} holds")
+                if not bool(known.all()):
+                    raise NoInputs(
+                        f"the input relations leave {int((~known).sum())} of {known.numel()} elements of '{item.name}' of rank {rank} open"
+                    )
+        return self.values
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+def masks_of(setup: Setup, draw: Draw) -> tuple[DropoutMask, list[DropoutMask]]:
+    """Dropout masks of the reference and of every rank. Calls without a known partner draw masks of their own."""
+    if not draw.masks or not setup.dropout.known():
+        return keep_all, [keep_all for _ in setup.ranks]
+    drawn: dict[str, Any] = {}
+    pairs = setup.dropout.pairs
+    partner = {(rank, p.implementation[rank]): p for p in pairs if p.implementation for rank in range(len(setup.ranks))}
+
+    def fresh(key: str, shape: tuple[int, ...]) -> Any:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"dropout:{draw.seed}:{key}".encode()))
+        return torch.rand(shape, generator=generator) < 0.7
+
+    def reference(node: Node, shape: tuple[int, ...]) -> Any:
+        drawn[node.name] = fresh(node.name, shape)
+        return drawn[node.name]
+
+    def of_rank(rank: int) -> DropoutMask:
+        def mask(node: Node, shape: tuple[int, ...]) -> Any:
+            pair = partner.get((rank, node.name))
+            if pair is None or pair.reference is None or pair.placement is None:
+                return fresh(f"{rank}:{node.name}", shape)
+            whole = drawn.get(pair.reference)
+            if whole is None:
+                whole = fresh(pair.reference, pair.placement.reference_shape())
+            return pair.placement.shard(whole, rank)
+
+        return mask
+
+    return reference, [of_rank(r) for r in range(len(setup.ranks))]
+
+
+@dataclass
+class Run:
+    """Values of one run of both sides, by name."""
+
+    reference: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    decisions: Decisions
+
+
+def run_both(
+    setup: Setup, inputs: Inputs, draw: Draw, options: Options, *, perturbation: Perturbation | None = None, keep: Any = (),
+) -> Run:
+    """Runs the reference, then all ranks in lockstep.
+
+    Args:
+        perturbation: moves constants by one ulp, on both sides alike.
+        keep: ``"all"`` to keep every value.
+
+    Raises:
+        ReferenceFails: the reference does not run.
+        CollectiveMismatch, ExecutionError, BudgetExceeded: as :func:`run_ranks`, for the implementation.
+    """
+    decisions = Decisions()
+    mask, masks = masks_of(setup, draw)
+    base = options.with_(fill=seeded_fill(draw.fill), decisions=decisions, perturbation=perturbation)
+    try:
+        reference = run_sequential(setup.reference, inputs.reference, options=base.with_(dropout_mask=mask), keep=keep)
+    except ExecutionError as error:
+        raise ReferenceFails(error.message, error.place, error.node) from error
+    per_rank = [replace(base, dropout_mask=m) for m in masks]
+    ranks = run_ranks(setup.ranks, inputs.ranks, options=per_rank, keep=keep)
+    return Run(reference, ranks, decisions)
+
+
+class ReferenceFails(ExecutionError):
+    """The reference itself cannot be executed; says nothing about the implementation."""
+
+
+# ---- comparison -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A claimed output that differs on one rank.
+
+    Attributes:
+        number: of the claim.
+        reference, implementation: names of the tensors (the latter on ``rank``).
+    """
+
+    number: int
+    reference: str
+    implementation: str
+    rank: int
+    difference: Difference
+    text: str = ""
+
+
+def claim_values(setup: Setup, run: Run) -> dict[str, tuple[Any, Any, Relation, int]]:
+    """For every claim and rank: expected value, value found."""
+    out = {}
+    for relation in setup.outputs:
+        value = run.reference[relation.reference]
+        for rank in range(len(setup.ranks)):
+            found = relation.actual(run.ranks[rank], rank)
+            out[f"{relation.number}:{rank}"] = (relation.expected(value, rank), found, relation, rank)
+    return out
+
+
+def compare(setup: Setup, run: Run, responses: Mapping[str, float] | None = None) -> list[Mismatch]:
+    """Claims that differ above the threshold, the worst first.
+
+    Args:
+        responses: per claim and rank, the response to one-ulp perturbations (0 where it was not measured).
+    """
+    found = []
+    for key, (expected, actual, relation, rank) in claim_values(setup, run).items():
+        limit = tolerance(expected, actual, (responses or {}).get(key, 0.0))
+        difference = compare_values(expected, actual, limit)
+        if difference is not None:
+            found.append(Mismatch(relation.number, relation.reference, relation.implementation[rank], rank, difference, relation.text))
+    return sorted(found, key=lambda m: -m.difference.max_abs_diff)
+
+
+def defined(setup: Setup, run: Run) -> float:
+    """Smallest part of a claimed output that is defined in the reference."""
+    return min((defined_fraction(run.reference[r.reference]) for r in setup.outputs), default=1.0)
+
+
+def has_uninitialised(graphs: list[Graph]) -> bool:
+    """True where a graph makes memory that it does not initialise."""
+    from emerge.execute.aliasing import split_op
+    from emerge.execute.constants import UNINITIALISED
+
+    return any(".".join(split_op(n.op)[:2]) in UNINITIALISED for g in graphs for n in g.nodes)
+
+
+__all__ = [
+    "Cut", "Draw", "Inputs", "Mismatch", "NoInputs", "ReferenceFails", "Run", "claim_values", "compare", "defined", "draw_inputs",
+    "has_uninitialised", "masks_of", "ranges_of", "run_both",
+]

@@ -1,0 +1,187 @@
+"""Derives a pair, executes it, and decides every semantic fact; says which laws stand behind each."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from emerge.engine.derivation import Fact, value_text
+from emerge.relate.derive import RESULTS, Derivation, derive
+from emerge.rules.pair import Pair, execute
+from emerge.rules.statements import Outcome, Statements
+
+#: Relations whose facts are decided on executed values.
+CHECKED = ("aligned", "axis_at", "index_fn", "one_hot_of", "admitted")
+
+
+@dataclass(frozen=True)
+class FalseFact:
+    """A derived fact that does not hold, all of whose semantic premises hold.
+
+    Attributes:
+        laws: laws between the premises and the fact; the fault lies with one of them (or with the lowering).
+        text: the fact in words of the graphs.
+    """
+
+    pair: str
+    fact: Fact
+    laws: tuple[str, ...]
+    detail: str
+    text: str
+    premises: tuple[str, ...] = ()
+
+
+@dataclass
+class Examination:
+    """Outcome for one pair.
+
+    Attributes:
+        outcomes: every semantic fact. fired: law -> number of true facts it took part in.
+        undecided: reason -> count. lowering: executed values that contradict the lowering (tensor folded wrongly).
+    """
+
+    pair: Pair
+    derivation: Derivation
+    outcomes: dict[Fact, Outcome] = field(default_factory=dict)
+    fired: Counter[str] = field(default_factory=Counter)
+    failed: list[FalseFact] = field(default_factory=list)
+    undecided: Counter[str] = field(default_factory=Counter)
+    lowering: list[str] = field(default_factory=list)
+
+
+def examine(
+    pair: Pair, *, seed: int = 0, rules: Sequence[Path] = (), engine: str = "auto", device: str = "cpu",
+    log: bool = True, program: Any = None,
+) -> Examination:
+    """Decides every derived fact of a pair.
+
+    Raises:
+        Unusable: the pair cannot be executed.
+    """
+    executed = execute(pair, seed, device)
+    derivation = run_derivation(pair, rules, engine, log, program)
+    statements = Statements(derivation, executed)
+    out = Examination(pair, derivation)
+    out.lowering = lowering_faults(statements)
+    for relation in CHECKED:
+        for args in sorted(derivation.result.relations[relation], key=repr):
+            outcome = statements.check(relation, args)
+            out.outcomes[Fact(relation, args)] = outcome
+            if outcome.holds is None:
+                out.undecided[outcome.detail] += 1
+    if log:
+        _attribute(out)
+    return out
+
+
+def run_derivation(pair: Pair, rules: Sequence[Path], engine: str, log: bool, program: Any) -> Derivation:
+    """Derives with the shipped program and ``rules``, or with another ``program`` altogether."""
+    wanted = tuple(dict.fromkeys([*RESULTS, *CHECKED]))
+    if program is None:
+        return derive(pair.problem(), engine=engine, rules=rules, log=log, results=wanted)
+    from emerge.engine.run import run
+    from emerge.relate.derive import lower_problem, program_signatures
+
+    problem = pair.problem()
+    base, ref, imp, given, claims, unusable = lower_problem(problem, program_signatures(program))
+    facts = {k: v for k, v in base.facts.items() if k in program.relations}
+    result = run(program, facts, [r for r in wanted if r in program.relations], engine=engine, log=log)
+    return Derivation(problem, base, ref, imp, given, claims, unusable, result)
+
+
+def _attribute(out: Examination) -> None:
+    log = out.derivation.result.log
+    assert log is not None
+    by_head: dict[Fact, list[Any]] = defaultdict(list)
+    for instance in log.instances():
+        by_head[instance.head].append(instance)
+    for fact, outcome in out.outcomes.items():
+        laws, premises = support(fact, by_head)
+        if outcome.holds:
+            out.fired.update(laws)
+        elif outcome.holds is False:
+            below = [out.outcomes.get(p) for p in premises]
+            if all(o is None or o.holds is not False for o in below):
+                out.failed.append(
+                    FalseFact(out.pair.name, fact, tuple(sorted(laws)), outcome.detail, fact_text(out.derivation, fact),
+                              tuple(fact_text(out.derivation, p) for p in sorted(premises, key=repr)))
+                )  # fmt: skip
+
+
+def support(fact: Fact, by_head: dict[Fact, list[Any]]) -> tuple[set[str], set[Fact]]:
+    """Laws used below ``fact`` down to other semantic facts, and those facts."""
+    laws: set[str] = set()
+    premises: set[Fact] = set()
+    work, seen = [fact], {fact}
+    while work:
+        for instance in by_head.get(work.pop(), ()):
+            if instance.clause.law:
+                laws.add(instance.clause.law)
+            for p in instance.premises:
+                if p in seen:
+                    continue
+                seen.add(p)
+                if p.relation in CHECKED:
+                    premises.add(p)
+                else:
+                    work.append(p)
+    return laws, premises
+
+
+def tensor_text(derivation: Derivation, tensor: int) -> str:
+    """A tensor by the node that has it, or by its operator."""
+    for low in (derivation.reference, derivation.implementation):
+        names = low.nodes_of.get(tensor)
+        if names:
+            return f"{'ref' if low is derivation.reference else 'impl'}:{names[0]}"
+        if tensor in low.made_by:
+            made = low.made_by[tensor]
+            inner = ", ".join(tensor_text(derivation, a.id) for a in made.args)
+            return f"{made.body}({inner})"
+    return f"tensor {tensor}"
+
+
+def fact_text(derivation: Derivation, fact: Fact) -> str:
+    """A fact with tensors named."""
+    count = {"aligned": 2, "axis_at": 1, "index_fn": 2, "one_hot_of": 2}.get(fact.relation, 0)
+    shown = [tensor_text(derivation, a) if k < count else value_text(a) for k, a in enumerate(fact.args)]
+    if fact.relation == "admitted":
+        row = next(r for r in derivation.base.facts["op"] if r[0] == fact.args[0])
+        shown = [f"{row[2]} for {tensor_text(derivation, row[1])}"]
+    return f"{fact.relation}({', '.join(shown)})"
+
+
+def lowering_faults(statements: Statements) -> list[str]:
+    """Nodes that share a lowered tensor and differ in value, or differ from what their lowered operator computes."""
+    from emerge.rules.bodies import NotEvaluable
+    from emerge.rules.statements import _equal
+
+    found = []
+    for side, values in statements.values.items():
+        for tensor, names in values.lowering.nodes_of.items():
+            for rank in range(values.ranks):
+                known = [(n, values.of_node(n, rank)) for n in names]
+                known = [(n, v) for n, v in known if hasattr(v, "shape")]
+                shape = values.lowered.shape(tensor)
+                computed: list[tuple[str, Any]] = []
+                try:
+                    if tensor in values.lowered.layout:
+                        source = values.tensor(values.lowered.layout[tensor], rank)
+                        computed = [("its layout", source[values.lowered.view_index(tensor)].reshape(shape))]
+                    elif tensor in values.lowered.native:
+                        computed = [("its operator", values.form(values.lowered.native[tensor], rank))]
+                except (NotEvaluable, RuntimeError, IndexError, TypeError, ValueError):
+                    computed = []
+                for (a, x), (b, y) in zip([*known, *known[:1]], [*known[1:], *computed]):
+                    if tuple(x.shape) != tuple(y.shape):
+                        found.append(f"{a} and {b} share a tensor and have shapes {list(x.shape)}, {list(y.shape)}")
+                        continue
+                    outcome = _equal(x, y, y)
+                    if outcome.holds is False:
+                        form = values.lowered.native.get(tensor)
+                        body = values.lowered.forms[form].body if form is not None else "layout"
+                        found.append(f"side {side} rank {rank}: {a} against {b} ({body}): {outcome.detail}")
+    return found
