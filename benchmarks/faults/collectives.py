@@ -42,6 +42,27 @@ def is_shift(plan: Plan, reduce: Node) -> bool:
     )
 
 
+def is_one_hot_lookup(plan: Plan, reduce: Node) -> bool:
+    """Does one rank hold the looked-up value and every other zero, while the sign of that value may be known?
+
+    The sum of x and zeros is also their minimum where x <= 0, as for a logit minus the maximum, and their maximum where
+    x >= 0. Only what is looked up in a parameter has both signs for certain.
+    """
+    e = plan.first
+    source = e.ref(reduce, 0)
+    for _ in range(20):
+        node = e.get(e.origin(source)) if source is not None else None
+        if not isinstance(node, Node) or not node.args:
+            return False
+        if node.op in ("aten.index.Tensor", "aten.embedding.default"):
+            table = e.ref(node, 0)
+            return table is None or not e.is_input(e.origin(table))
+        if node.op.rsplit(".", 1)[0] not in ("aten.index_put", "aten.slice_scatter", "aten.masked_fill", "aten.where", "aten.mul"):
+            return False
+        source = e.ref(node, 0)
+    return False
+
+
 # ---- all-reduce -----------------------------------------------------------------------------------------------------
 
 
@@ -131,12 +152,13 @@ def _wrong_op(plan: Plan, op: str) -> list[Option]:
         (f"{n.name}/{how}", make(n, how))
         for n in _collectives(plan, op)
         for how in ("sum", "max", "min", "avg")
-        if how != n.args[1] and not is_shift(plan, n)
+        if how != n.args[1] and not is_shift(plan, n) and (how == "avg" or not is_one_hot_lookup(plan, n))
     ]
 
 
 def all_reduce_wrong_op(plan: Plan) -> list[Option]:
-    """Another reduction. Not for a log-sum-exp shift: any value that all ranks share will do there."""
+    """Another reduction. Not for a log-sum-exp shift (any value that all ranks share will do there), and no minimum or
+    maximum of a value that only one rank holds and whose sign may be known."""
     return _wrong_op(plan, ALL_REDUCE)
 
 

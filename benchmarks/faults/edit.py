@@ -237,6 +237,18 @@ class Editor:
         if chosen is None:
             self.graph.outputs = [new if o == old else o for o in self.graph.outputs]
 
+    def exchange(self, one: str, two: str) -> None:
+        """Every node that reads one of two inputs reads the other; outputs stay."""
+
+        def swapped(arg: Any) -> Any:
+            if isinstance(arg, Ref):
+                return Ref({one: two, two: one}.get(arg.name, arg.name))
+            return [swapped(a) for a in arg] if isinstance(arg, list) else arg
+
+        for node in self.graph.nodes:
+            node.args = [swapped(a) for a in node.args]
+            node.kwargs = {k: swapped(v) for k, v in node.kwargs.items()}
+
     def remove(self, *names: str) -> None:
         """Removes nodes that nothing reads any more.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,16 @@ def law_levels(rules: Sequence[Path], trust: Sequence[str]) -> dict[str, str]:
             continue
         if clause.law is None:
             raise RuleError(
-                f"a clause adds to the shipped relation '{clause.head.name}' without a name; write '// @law name' above it",
+                f"a clause adds to the shipped relation '{clause.head.name}' without a name; "
+                "write '// @law name' above it",
                 str(clause.pos),
             )
         if clause.law in trust:
             levels[clause.law] = "assumed"
         elif clause.law not in levels:
             raise RuleError(
-                f"the law '{clause.law}' has no certificate; check it with 'emerge rules check', or name it under 'trust'",
+                f"the law '{clause.law}' has no certificate; check it with 'emerge rules check', "
+                "or name it under 'trust'",
                 str(clause.pos),
             )
     unknown = [t for t in trust if t not in names]
@@ -62,7 +65,7 @@ def law_levels(rules: Sequence[Path], trust: Sequence[str]) -> dict[str, str]:
 def _certified(rules: Sequence[Path], trust: Sequence[str]) -> dict[str, str]:
     """Evidence from the certificates, as far as this installation can check them (``emerge.rules.api.admit``)."""
     try:
-        from emerge.rules import api
+        api = import_module("emerge.rules.api")
     except ImportError:
         return {}
     admit: Any = getattr(api, "admit", None)

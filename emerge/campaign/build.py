@@ -32,7 +32,7 @@ from emerge.util.errors import ConfigError, GraphError, RelationError
 from emerge.verdict.types import InputRelation
 
 #: Names that capture gives to inputs by position; they say nothing about which tensor it is.
-_POSITIONAL = re.compile(r"(primals|arg|args|getitem|input|p|b|c|tangents|param|x)_?\d+(_\d+)?")
+_POSITIONAL = re.compile(r"(primals|arg|args|getitem|input|p|b|c|tangents|param|parameter|x)[._]?\d+([._]\d+)*")
 
 
 @dataclass
@@ -92,7 +92,8 @@ def _sides(spec: PairSpec) -> tuple[Graph, list[Graph]]:
     reference = load_side(spec.reference)
     if len(reference) != 1:
         raise GraphError(
-            f"expected a reference of one rank, found {len(reference)} ranks; the distributed side is the implementation",
+            f"expected a reference of one rank, found {len(reference)} ranks; "
+            "the distributed side is the implementation",
             str(spec.reference),
         )
     return reference[0], load_side(spec.implementation)
@@ -172,7 +173,7 @@ class _Side:
         return self.spec(found[0])
 
     def matching(self, pattern: str) -> list[tuple[str, tuple[str, ...]]]:
-        """Labels and input names that match a pattern with ``*`` (any text without a dot), with what each ``*`` stands for."""
+        """Labels and input names that fit a pattern (``*`` is text without a dot), with what each ``*`` stands for."""
         regex = re.compile(
             "".join("([^.]+)" if part == "*" else re.escape(part) for part in re.split(r"(\*)", pattern))
         )
@@ -221,7 +222,7 @@ class _Builder:
     # ---- relation files ---------------------------------------------------------------------------------------------
 
     def entries(self, entries: Iterable[RelationEntry]) -> list[Statement]:
-        out = []
+        out: list[Statement] = []
         for entry in entries:
             if entry.seq not in self.reference.types:
                 known = self.reference.types
@@ -255,7 +256,7 @@ class _Builder:
         return found
 
     def default_outputs(self, pairs: Iterable[OutputPair]) -> list[Statement]:
-        out = []
+        out: list[Statement] = []
         for pair in pairs:
             if pair.reference not in self.reference.types or pair.implementation not in self.implementation.types:
                 why = "it is not a single tensor"
@@ -288,7 +289,7 @@ class _Builder:
     # ---- written lines ----------------------------------------------------------------------------------------------
 
     def written(self, lines: Iterable[RelationSpec]) -> list[Statement]:
-        out = []
+        out: list[Statement] = []
         for line in lines:
             key = str(line.key)
             if "*" not in key:
@@ -333,7 +334,7 @@ class _Builder:
         )
 
     def output_lines(self, lines: Iterable[RelationSpec]) -> list[Statement]:
-        """Lines under ``outputs:``. The key is an output's name or position, or a tensor of the reference with ``of``."""
+        """Lines under ``outputs:``. The key is an output's name or position."""
         ref_outputs = {o.position: o.name for o in self.reference.graph.outputs if o.name is not None}
         out = []
         for line in lines:

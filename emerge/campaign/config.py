@@ -402,7 +402,8 @@ def relation_lines(value: Mapping) -> list[RelationSpec]:
             continue
         if not isinstance(item, Mapping):
             raise ConfigError(
-                f"expected an alignment, {{of: .., is: ..}} or {{placements: ..}} for {key!r}, found {item!r}; correct it",
+                f"expected an alignment, {{of: .., is: ..}} or {{placements: ..}} for {key!r}, found {item!r}; "
+                "correct it",
                 place,
             )
         for k in item:
@@ -418,7 +419,8 @@ def relation_lines(value: Mapping) -> list[RelationSpec]:
                 raise ConfigError(f"expected text for {word!r} of {key!r}, found {part!r}; quote it", item.place(word))
         if placements is not None and not isinstance(placements, Mapping):
             raise ConfigError(
-                f"expected mesh axes for 'placements' of {key!r}, e.g. {{tp: Shard(0)}}, found {placements!r}; correct it",
+                f"expected mesh axes for 'placements' of {key!r}, e.g. {{tp: Shard(0)}}, found {placements!r}; "
+                "correct it",
                 item.place("placements"),
             )
         terms = tuple((str(a), str(p)) for a, p in (placements or {}).items())

@@ -12,13 +12,11 @@ from typing import Any
 from emerge.campaign.admission import law_levels
 from emerge.campaign.build import Prepared, prepare
 from emerge.campaign.config import PairSpec
+from emerge.campaign.counterexample import save_counterexample
 from emerge.relate.derive import Derivation, Problem, derive
-from emerge.report.document import file_stem, make_directory
 from emerge.util.errors import BudgetExceeded, EmergeError, EngineError
 from emerge.verdict.decide import decide
 from emerge.verdict.types import UNKNOWN, Finding, NotRun, PairError, PairResult, RefutationResult, Refuter
-
-COUNTEREXAMPLES = "counterexamples"
 
 
 @dataclass(frozen=True)
@@ -157,9 +155,11 @@ def execution_refuter(seed: int, memory_gb: float | None, left: Callable[[], flo
             from emerge.execute.refute import refute as run
         except ImportError as e:
             return NotRun(f"execution is not available ({e})")
-        memory = None if memory_gb is None else int(memory_gb * 2**30)
-        result: RefutationResult = run(problem, derivation, seed=seed, memory_bytes=memory, seconds=left())
-        return result
+        limits: dict[str, Any] = {} if memory_gb is None else {"memory_bytes": int(memory_gb * 2**30)}
+        seconds = left()
+        if seconds is not None:
+            limits["seconds"] = seconds
+        return run(problem, derivation, seed=seed, **limits)
 
     return refute
 
@@ -173,16 +173,3 @@ def _timed(refuter: Refuter, into: dict[str, float]) -> Refuter:
             into["execution"] = time.perf_counter() - started
 
     return run
-
-
-def save_counterexample(result: PairResult, pair: str, out: Path) -> None:
-    """Saves what replays a counterexample, whole or not at all, and notes the file in the result."""
-    if result.counterexample is None or result.payload is None:
-        return
-    folder = out / COUNTEREXAMPLES
-    make_directory(folder)
-    from emerge.execute.refute import save_counterexample as save
-
-    path = folder / f"{file_stem(pair)}.json"
-    written: Any = save(result.payload, path)
-    result.counterexample.file = str(Path(written or path).relative_to(out))

@@ -54,7 +54,8 @@ def load_yaml(path: Path) -> Any:
         node = loader.get_single_node()
         return _convert(node, loader, str(path), 0, set()) if node is not None else None
     except yaml.MarkedYAMLError as e:
-        line = (e.problem_mark or e.context_mark).line + 1 if (e.problem_mark or e.context_mark) else 1
+        mark = e.problem_mark or e.context_mark
+        line = mark.line + 1 if mark is not None else 1
         raise ConfigError(f"not valid YAML: {e.problem or e.context}; correct the file", f"{path}:{line}") from None
     except yaml.YAMLError as e:
         raise ConfigError(f"not valid YAML: {' '.join(str(e).split())}; correct the file", str(path)) from None
@@ -74,6 +75,9 @@ def _convert(node: Any, loader: Any, file: str, depth: int, seen: set[int]) -> A
     if id(node) in seen and not isinstance(node, yaml.ScalarNode):
         raise ConfigError("aliases (*name) of mappings and lists are not supported; write the value out", place)
     seen.add(id(node))
+    plain = node.tag in ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+    if not plain and not isinstance(node, yaml.ScalarNode):
+        raise ConfigError(f"the tag {node.tag!r} is not supported; write a plain value", place)
     if isinstance(node, yaml.ScalarNode):
         if not node.tag.startswith("tag:yaml.org,2002:"):
             raise ConfigError(f"the tag {node.tag!r} is not supported; write a plain value", place)

@@ -113,15 +113,23 @@ class Places:
     Attributes:
         modules: ``id(module)`` -> qualified name.
         stop: code objects at which the walk up the stack ends.
+        override: the place of everything, while it is set (programs read from files).
+        files: all source files that appear in stacks.
+        default: file and line for calls that no user frame made (hooks of the outermost module).
     """
 
     modules: dict[int, str] = field(default_factory=dict)
+    default: tuple[str, int] | None = None
+    override: Place | None = None
+    files: set[str] = field(default_factory=set)
     stop: set[Any] = field(default_factory=set)
     stacks: list[list[str]] = field(default_factory=list)
     _index: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def here(self, phase: str | None) -> Place:
         """The place of the call that is being recorded."""
+        if self.override is not None:
+            return self.override
         frame: FrameType | None = sys._getframe(2)
         user: list[tuple[str, int]] = []
         module: str | None = None
@@ -132,6 +140,16 @@ class Places:
             if is_user_file(code.co_filename):
                 user.append((code.co_filename, frame.f_lineno))
             frame = frame.f_back
+        return self._place(user, module, phase)
+
+    def of_frames(self, frames: list[tuple[str, int]], module: str | None) -> Place:
+        """The place of recorded frames, outermost first."""
+        return self._place([f for f in reversed(frames) if is_user_file(f[0])], module, None)
+
+    def _place(self, user: list[tuple[str, int]], module: str | None, phase: str | None) -> Place:
+        """``user``: frames, innermost first."""
+        if not user and self.default is not None:
+            user = [self.default]
         if not user:
             return Place(module=module, phase=phase)
         file, line = user[0]
@@ -139,5 +157,6 @@ class Places:
         if key not in self._index:
             self._index[key] = len(self.stacks)
             self.stacks.append(list(key))
+            self.files.update(f for f, _ in user)
         text = linecache.getline(file, line).strip()
         return Place(key[-1], text or None, module, self._index[key], phase)

@@ -46,15 +46,13 @@ class Step:
     """How a view is made from its parent (the first argument).
 
     Attributes:
-        op: with overload. args: the arguments after the parent. index: output of a multi-output view operator.
-        sizes: of a multi-output view operator, the number of outputs (for the node's type).
-        like: a meta tensor of the view's type; ``parent_like`` of the parent's.
+        op: with overload. args: the arguments after the parent.
+        like: the view's type; ``parent_like``: the parent's.
     """
 
     op: str
     args: list[Arg]
     kwargs: dict[str, Arg]
-    index: int | None
     like: Any
     parent_like: Any
     place: Place | None
@@ -135,9 +133,9 @@ class Memory:
                 continue
             like, parent_like = meta_like(tensor), meta_of(root)
             if is_contiguous(g) and parent_like.numel() == tensor.numel():
-                step = Step("aten.view.default", [list(g[2])], {}, None, like, parent_like, None)
+                step = Step("aten.view.default", [list(g[2])], {}, like, parent_like, None)
             else:
-                step = Step("aten.as_strided.default", [list(g[2]), list(g[3]), g[1]], {}, None, like, parent_like, None)
+                step = Step("aten.as_strided.default", [list(g[2]), list(g[3]), g[1]], {}, like, parent_like, None)
             cell.views[g] = View("", -1, root, step)
             return
         raise CaptureError(
@@ -155,10 +153,7 @@ class Memory:
         return view.name
 
     def _take(self, parent: str, step: Step) -> str:
-        if step.index is None:
-            return self.emit(step.op, [Ref(parent), *step.args], step.kwargs, step.like, step.place)
-        start, kept = _part(step)
-        return self.emit(*_piece(parent, step, start, kept), step.like, step.place)
+        return self.emit(step.op, [Ref(parent), *step.args], step.kwargs, step.like, step.place)
 
     def rename(self, tensor: Any, name: str) -> None:
         """The same value under another name (a completed wait for communication)."""
@@ -214,51 +209,12 @@ class Memory:
             return self.emit(op, [Ref(parent), Ref(new), *step.args], {}, like, place)
         if base == "as_strided":
             return self.emit("aten.as_strided_scatter.default", [Ref(parent), Ref(new), *step.args], {}, like, place)
-        if step.index is not None:
-            start, kept = _part(step)
-            dim = _split_dim(step)
-            if kept is None:
-                args: list[Arg] = [Ref(parent), Ref(new), dim, start]
-                return self.emit("aten.select_scatter.default", args, {}, like, place)
-            args = [Ref(parent), Ref(new), dim, start, start + kept]
-            return self.emit("aten.slice_scatter.default", args, {}, like, place)
         raise CaptureError(f"writes through a view made by {step.op}, which cannot be undone; write to a copy instead")
 
 
 def _ints(arg: Arg) -> list[int]:
     assert isinstance(arg, list)
     return [int(a) for a in arg]  # type: ignore[arg-type]
-
-
-def _split_dim(step: Step) -> int:
-    position = 0 if step.op.startswith("aten.unbind") else 1
-    value = step.args[position] if len(step.args) > position else step.kwargs.get("dim", 0)
-    assert isinstance(value, int)
-    return value % step.parent_like.dim()
-
-
-def _part(step: Step) -> tuple[int, int | None]:
-    """Start and length of an output of a splitting operator; the length is None for ``unbind``."""
-    index, base = step.index, step.op.split(".")[1]
-    assert index is not None
-    if base == "unbind":
-        return index, None
-    dim = _split_dim(step)
-    kept = int(step.like.shape[dim])
-    if base in ("split", "split_with_sizes", "chunk"):
-        sizes = step.args[0]
-        if isinstance(sizes, list):
-            return sum(_ints(sizes)[:index]), kept
-        if base == "split" and isinstance(sizes, int):
-            return index * sizes, kept
-    raise CaptureError(f"an output of {step.op} is read after its memory was written; use slices instead")
-
-
-def _piece(parent: str, step: Step, start: int, kept: int | None) -> tuple[str, list[Arg], dict[str, Arg]]:
-    dim = _split_dim(step)
-    if kept is None:
-        return "aten.select.int", [Ref(parent), dim, start], {}
-    return "aten.slice.Tensor", [Ref(parent), dim, start, start + kept], {}
 
 
 def meta_like(tensor: Any) -> Any:

@@ -24,7 +24,7 @@ def report_lines() -> tuple[list[str], bool]:
         missing = "missing (pip install 'clingo>=5.7,<6')" if engine == "embedded" else "not installed (optional)"
         lines.append(f"engine {engine}: {engines.get(engine, missing)}")
     lines.append(
-        f"package torch: {_package('torch') or 'missing: pairs that are not proved cannot be executed and stay UNKNOWN'}"
+        f"package torch: {_package('torch') or 'missing: what is not proved cannot be executed and stays UNKNOWN'}"
     )
     for package in ("numpy", "pyyaml", "typer"):
         lines.append(f"package {package}: {_package(package) or 'missing'}")

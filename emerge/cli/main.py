@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,7 +140,6 @@ def replay(
     pair: Annotated[str, typer.Argument(metavar="PAIR", help="Id of a refuted pair.")],
     full: Annotated[bool, typer.Option("--full", help="Run at the captured sizes.")] = False,
     memory: Memory = None,
-    timeout: Timeout = None,
     form: Format = "text",
     debug: Debug = False,
 ) -> None:
@@ -149,14 +149,8 @@ def replay(
         from emerge.cli.replay import replay_pair
 
         opt.check_format(form)
-        return replay_pair(
-            directory,
-            pair,
-            full=full,
-            memory_gb=opt.positive(memory, "--memory"),
-            seconds=opt.positive(timeout, "--timeout"),
-            form=form,
-        )
+        limit = opt.positive(memory, "--memory")
+        return replay_pair(directory, pair, full=full, memory_gb=limit, form=form)
 
     opt.guarded(body, debug)
 
@@ -184,10 +178,9 @@ def _rules_api() -> Any:
     from emerge.util.errors import InputError
 
     try:
-        from emerge.rules import api
+        return import_module("emerge.rules.api")
     except ImportError as e:
         raise InputError(f"the rule base cannot be examined by this installation ({e})") from None
-    return api
 
 
 def _rule_files(paths: list[Path] | None) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,6 +24,19 @@ def fail(message: str) -> None:
     print(f"emerge: {' '.join(message.split())}", file=sys.stderr)
 
 
+def emit(text: str) -> None:
+    """Writes to stdout. A reader that went away (head, less) does not change the exit status of a verdict."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+
+
+def _drop_stdout() -> None:
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (kept open so that the interpreter can flush at exit)
+
+
 def guarded(body: Callable[[], int], debug: bool) -> NoReturn:
     """Runs a command and turns what it raises into one sentence and an exit status.
 
@@ -36,8 +50,7 @@ def guarded(body: Callable[[], int], debug: bool) -> NoReturn:
         fail("interrupted")
         status = INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout went away (head, less); what it did read was right.
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115  (kept open so that the interpreter can flush at exit)
+        _drop_stdout()
         status = OK
     except EmergeError as e:
         if debug:
@@ -65,7 +78,7 @@ def check_format(name: str) -> str:
     return name
 
 
-def check_engine(name: str | None) -> str | None:
+def check_engine(name: str | None, place: str = "") -> str | None:
     """The Datalog engine, which must work here.
 
     Raises:
@@ -74,11 +87,11 @@ def check_engine(name: str | None) -> str | None:
     if name is None or name == "auto":
         return name
     if name not in ENGINES:
-        raise InputError(f"unknown --engine {name!r}; use one of {', '.join(ENGINES)}")
+        raise InputError(f"unknown engine {name!r}; use one of {', '.join(ENGINES)}", place)
     from emerge.engine.run import available_engines
 
     if name not in available_engines():
-        raise InputError(f"the engine {name!r} is not installed here; install it, or use --engine auto")
+        raise InputError(f"the engine {name!r} is not installed here; install it, or use the engine auto", place)
     return name
 
 

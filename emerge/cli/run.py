@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emerge.campaign.config import Campaign, PairSpec, hash_of, load_relation_lines, rule_files
+from emerge.campaign.config import Campaign, PairSpec, RelationSpec, hash_of, load_relation_lines, rule_files
 from emerge.cli import options as opt
 from emerge.graph.source import RELATIONS_FILE
 from emerge.report.document import CampaignResult, document, exit_status, to_json, write_report
@@ -52,11 +52,10 @@ def compare_specs(
                 raise InputError("there is no such graph file or directory; correct the path", str(path))
         if relations is not None and not relations.exists():
             raise InputError("there is no such relation file; correct the path", str(relations))
-        given = "auto" if relations is None else relations
         spec = PairSpec(
             f"{paths[0].stem}-{paths[1].stem}", reference=paths[0], implementation=paths[1], mesh=mesh, rules=files,
             trust=list(trust),
-            relations=load_relation_lines(given) if isinstance(given, Path) and given.suffix in (".yaml", ".yml") else given,
+            relations=_relations(relations),
         )  # fmt: skip
         specs = [spec]
     else:
@@ -77,6 +76,13 @@ def compare_specs(
     return Campaign(name, specs, request.engine or "auto", request.seed or 0, [], hash_of(content))
 
 
+def _relations(path: Path | None) -> str | list[RelationSpec] | Path:
+    """``--relations``: a relation file, YAML lines, or by default names and shapes."""
+    if path is None:
+        return "auto"
+    return load_relation_lines(path) if path.suffix in (".yaml", ".yml") else path
+
+
 def _id(path: Path, paths: Sequence[Path]) -> str:
     """The directory's name; its path where another one has the same name."""
     name = path.resolve().name
@@ -94,6 +100,8 @@ def run_campaign(campaign: Campaign, request: Request) -> int:
     out = opt.output_directory(request.out, campaign.name)
     if out.exists() and not out.is_dir():
         raise InputError("expected a directory for --out, found a file; choose another", str(out))
+    for spec in campaign.pairs if request.engine is None else ():
+        opt.check_engine(spec.engine, spec.place)
     seed = request.seed if request.seed is not None else campaign.seed
     engine = request.engine or campaign.engine
     result = CampaignResult(
@@ -119,8 +127,7 @@ def run_campaign(campaign: Campaign, request: Request) -> int:
     if not all(p.is_error for p in result.pairs):
         write_report(doc, out)
         if request.form == "text":
-            sys.stdout.write(render(doc, colour=sys.stdout.isatty()))
-            print(f"report: {out / 'report.json'}")
+            opt.emit(render(doc, colour=sys.stdout.isatty()) + f"report: {out / 'report.json'}\n")
     if request.form == "json":
-        sys.stdout.write(to_json(doc))
+        opt.emit(to_json(doc))
     return exit_status(result)

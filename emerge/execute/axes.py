@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
+from itertools import pairwise
 from typing import NamedTuple
 
 from emerge.facts.base import MESH, FactBase
 
-#: (tensor, dim, stride, tensor, dim, stride, positions): strides of one are strides of the other, for that many positions.
+#: (tensor, dim, stride, tensor, dim, stride, positions): strides of one are strides of the other, so far.
 Tie = tuple[int, int, int, int, int, int, int]
 
 #: Kinds of operators whose created (``pos``) and ordered (``o``) axes may have any length: no attribute speaks of them.
@@ -112,11 +112,11 @@ class AxisClasses:
             ordered = [*sorted(strides), n]
             if n <= 1:
                 continue
-            if key in self.conflicts or any(b % a for a, b in zip(ordered, ordered[1:])) or ordered[-2] >= n:
+            if key in self.conflicts or any(b % a for a, b in pairwise(ordered)) or ordered[-2] >= n:
                 self.conflicts.add(key)
                 self._atoms[key] = [(1, n)]
             else:
-                self._atoms[key] = [(a, b // a) for a, b in zip(ordered, ordered[1:])][::-1]
+                self._atoms[key] = [(a, b // a) for a, b in pairwise(ordered)][::-1]
 
     def _join(self) -> None:
         for x, dx, ox, y, dy, oy, n in self.ties:
@@ -173,9 +173,16 @@ class AxisClasses:
                 new = True
         return new
 
+    def pin_outer(self, x: int, d: int, stride: int, why: str) -> None:
+        """Keeps the axes of a dimension from a stride upwards at their size."""
+        for s, _ in self._atoms.get((x, d), ()):
+            if s >= stride:
+                self._pins.setdefault(self._find((x, d, s)), why)
+
     def pin_tensor(self, x: int, why: str) -> bool:
         """Keeps all axes of a tensor (or iteration space) at their size."""
-        return any([self.pin(x, d, why) for d in range(self.ranks.get(x, 0))])
+        pinned = [self.pin(x, d, why) for d in range(self.ranks.get(x, 0))]
+        return any(pinned)
 
     def pin_classes(self, classes: Iterable[int], why: str) -> bool:
         """Keeps classes at their size."""
@@ -239,8 +246,3 @@ def broadcast_ties(x: int, shape: Sequence[int], y: int, other: Sequence[int]) -
         if shape[-k] == other[-k] and shape[-k] > 1:
             out.append((x, len(shape) - k, 1, y, len(other) - k, 1, shape[-k]))
     return out
-
-
-def span(sizes: Sequence[int]) -> int:
-    """Number of positions of a list of axes."""
-    return prod(sizes)

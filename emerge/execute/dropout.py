@@ -13,7 +13,7 @@ from typing import Any
 from emerge.execute.aliasing import split_op
 from emerge.execute.placement import DropoutPair, DropoutPlan, OnMesh, Placement
 from emerge.execute.setup import Sizes, by_class
-from emerge.facts.lower import Lowering, Multi, Tensor
+from emerge.facts.lower import Lowering, Tensor
 from emerge.facts.mesh import Block, Mesh
 from emerge.graph.model import Graph, Node, Ref
 from emerge.relate.derive import Derivation
@@ -41,7 +41,13 @@ def dropout_plan(derivation: Derivation, reference: Graph, ranks: Sequence[Graph
         if is_active(node):
             value = family.value(family.family_of(0, node.name))
             if sorted(value.members) == list(range(len(ranks))):
-                right.append((node, tuple(value.members[r] for r in range(len(ranks))), _operand_of_family(derivation, value.name)))
+                right.append(
+                    (
+                        node,
+                        tuple(value.members[r] for r in range(len(ranks))),
+                        _operand_of_family(derivation, value.name),
+                    )
+                )
     others = [n.name for g in ranks[1:] for n in g.nodes if is_active(n)]
     plan = DropoutPlan()
     if len(others) != len(right) * (len(ranks) - 1) or sum(map(is_active, ranks[0].nodes)) != len(right):
@@ -52,7 +58,17 @@ def dropout_plan(derivation: Derivation, reference: Graph, ranks: Sequence[Graph
     waiting = list(right)
     open_left = []
     for node, tensor in left:
-        found = next((r for r in waiting if tensor is not None and r[2] is not None and _p(r[0]) == _p(node) and partners.placed(tensor, r[2], sizes)), None)
+        found = next(
+            (
+                r
+                for r in waiting
+                if tensor is not None
+                and r[2] is not None
+                and _p(r[0]) == _p(node)
+                and partners.placed(tensor, r[2], sizes)
+            ),
+            None,
+        )
         if found is None or tensor is None or found[2] is None:
             open_left.append((node, tensor))
             continue

@@ -18,6 +18,8 @@ from emerge.graph.model import Graph, Ref, is_integer, iter_refs
 
 #: Lengths up to this one are never shrunk, so a number that equals a function of them is harmless.
 SMALL = 4
+#: No length shrinks below this one, so positions below it stay valid.
+SHORTEST = 3
 
 
 def _rounded(value: float) -> set[float]:
@@ -134,16 +136,31 @@ class IndexTables:
         return self.tables.get(self.find(name), [])
 
 
+#: Operators with (table, dimension, index) as their first arguments.
+_ALONG = {"index_select", "gather", "scatter", "scatter_add", "index_add"}
+
+
 def _lookups(args: list[Any], op: str) -> list[tuple[str, str, int]]:
     """(index, table, dimension) of an operator that looks up positions."""
     if op == "embedding" and len(args) > 1 and isinstance(args[0], Ref) and isinstance(args[1], Ref):
         return [(args[1].name, args[0].name, 0)]
-    if op in ("index_select", "gather", "scatter", "scatter_add", "index_add") and len(args) > 2:
-        if isinstance(args[0], Ref) and isinstance(args[1], int) and isinstance(args[2], Ref):
-            return [(args[2].name, args[0].name, args[1])]
-    if op in ("index", "index_put", "_unsafe_index") and len(args) > 1 and isinstance(args[0], Ref) and isinstance(args[1], list):
+    if op in _ALONG and len(args) > 2:
+        table, dim, index = args[:3]
+        known = isinstance(table, Ref) and isinstance(dim, int) and isinstance(index, Ref)
+        return [(index.name, table.name, dim)] if known else []
+    if (
+        op in ("index", "index_put", "_unsafe_index")
+        and len(args) > 1
+        and isinstance(args[0], Ref)
+        and isinstance(args[1], list)
+    ):
         return [(i.name, args[0].name, d) for d, i in enumerate(args[1]) if isinstance(i, Ref)]
-    if op in ("nll_loss", "nll_loss_forward") and len(args) > 1 and isinstance(args[0], Ref) and isinstance(args[1], Ref):
+    if (
+        op in ("nll_loss", "nll_loss_forward")
+        and len(args) > 1
+        and isinstance(args[0], Ref)
+        and isinstance(args[1], Ref)
+    ):
         return [(args[1].name, args[0].name, 1)]
     return []
 
@@ -157,7 +174,7 @@ def rescaled_bound(value: int, tables: list[tuple[str, int]], length: NewLength)
 
     Multiples of the table's length are offsets and bounds of blocks of that length; one less is the last position.
     """
-    if value in (0, 1, -1, -100):
+    if value in (-1, -100) or 0 <= value < SHORTEST:
         return value
     found: set[int] = set()
     for table, dim in tables:

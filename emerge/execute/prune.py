@@ -59,5 +59,7 @@ def without_semantics(graph: Graph) -> list[tuple[str, str]]:
     return [
         (n.name, n.op)
         for n in graph.nodes
-        if not is_collective(n.op) and not n.op.endswith(("wait_tensor.default", "wait_tensor")) and lookup(n.op) is None
+        if not is_collective(n.op)
+        and not n.op.endswith(("wait_tensor.default", "wait_tensor"))
+        and lookup(n.op) is None
     ]

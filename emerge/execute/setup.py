@@ -8,7 +8,7 @@ from math import prod
 
 from emerge.execute.axes import Atom, AxisClasses
 from emerge.execute.placement import Cut, DropoutPlan, OnMesh, Placement, Relation
-from emerge.execute.rewrite import Unexplained, moved_bounds
+from emerge.execute.rewrite_rules import Unexplained, moved_bounds
 from emerge.facts.families import FamilyGraph
 from emerge.facts.lower import Lowering, Tensor, Unsupported
 from emerge.facts.mesh import Block, Mesh
@@ -27,6 +27,8 @@ class Setup:
         reduced: lengths differ from the captured ones.
         lengths: new length of every class that changed, by ``captured length#class``, for people.
         new: length of every class; empty at captured sizes.
+        bounds: integer input of the reference -> exclusive upper bound, from the tables it indexes.
+        unbounded: integer inputs that index no table.
     """
 
     reference: Graph
@@ -37,6 +39,8 @@ class Setup:
     reduced: bool = False
     lengths: dict[str, int] = field(default_factory=dict)
     new: dict[int, int] = field(default_factory=dict)
+    bounds: dict[str, int] = field(default_factory=dict)
+    unbounded: list[str] = field(default_factory=list)
 
 
 class Sizes:
@@ -90,11 +94,17 @@ def relation_of(
                     sizes.of(atom),
                     (p.reference[0], atom.stride),
                     None if p.implementation is None else (p.implementation[0], p.implementation[1] * step),
-                    None if p.mesh is None else OnMesh(mesh.rank_step(Block(p.mesh.dim, p.mesh.stride * step, atom.size)), atom.size),
+                    None
+                    if p.mesh is None
+                    else OnMesh(mesh.rank_step(Block(p.mesh.dim, p.mesh.stride * step, atom.size)), atom.size),
                 )
             )
     ref_rank = len(s_shape) if s_shape is not None else 1 + max((a.reference[0] for a in axes), default=-1)
-    imp_rank = len(d_shape) if d_shape is not None else 1 + max((a.implementation[0] for a in axes if a.implementation), default=-1)
+    imp_rank = (
+        len(d_shape)
+        if d_shape is not None
+        else 1 + max((a.implementation[0] for a in axes if a.implementation), default=-1)
+    )
     placement = _placement(axes, ref_rank, imp_rank)
     _covered(statement, sizes, s, placement.reference_shape(), "reference")
     _covered(statement, sizes, d, placement.local_shape(), "implementation")
@@ -140,7 +150,9 @@ def _placement(axes: Sequence[_Axis], ref_rank: int, imp_rank: int) -> Placement
         dim.sort(key=lambda a: -a.implementation[1] if a.implementation else 0)
     numbers = {id(a): i for i, a in enumerate(a for dim in local for a in dim)}
     to = tuple(a.mesh if a.mesh is not None else numbers[id(a)] for dim in reference for a in dim)
-    return Placement(tuple(tuple(a.size for a in d) for d in reference), tuple(tuple(a.size for a in d) for d in local), to)
+    return Placement(
+        tuple(tuple(a.size for a in d) for d in reference), tuple(tuple(a.size for a in d) for d in local), to
+    )
 
 
 def _covered(statement: Statement, sizes: Sizes, tensor: Tensor | None, shape: tuple[int, ...], side: str) -> None:
@@ -148,7 +160,9 @@ def _covered(statement: Statement, sizes: Sizes, tensor: Tensor | None, shape: t
         return
     wanted = tuple(sizes.dim(tensor, d) for d in range(len(tensor.shape)))
     if wanted != shape:
-        raise Unexplained(f"'{statement.text}' does not place every axis of the {side}: {list(shape)} of {list(wanted)}")
+        raise Unexplained(
+            f"'{statement.text}' does not place every axis of the {side}: {list(shape)} of {list(wanted)}"
+        )
 
 
 def _cuts(sizes: Sizes, low: Lowering, piece: Piece, part: Tensor | None, shape: tuple[int, ...]) -> tuple[Cut, ...]:
@@ -176,7 +190,9 @@ def by_class(
     blocks: dict[int, list[OnMesh]] = {}
     for axis in range(len(mesh.sizes)):
         for atom in sizes.classes.atoms(0, mesh.dim(axis)):
-            blocks.setdefault(atom.cls, []).append(OnMesh(mesh.rank_step(Block(mesh.dim(axis), atom.stride, atom.size)), atom.size))
+            blocks.setdefault(atom.cls, []).append(
+                OnMesh(mesh.rank_step(Block(mesh.dim(axis), atom.stride, atom.size)), atom.size)
+            )
     to: list[int | OnMesh] = []
     sure = True
     for i, atom in enumerate(flat):
@@ -194,5 +210,7 @@ def by_class(
     if free:
         return None
     return Placement(
-        tuple(tuple(sizes.of(a) for a in d) for d in reference), tuple(tuple(sizes.of(a) for a in d) for d in local), tuple(to)
+        tuple(tuple(sizes.of(a) for a in d) for d in reference),
+        tuple(tuple(sizes.of(a) for a in d) for d in local),
+        tuple(to),
     ), sure

@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 from emerge.execute.aliasing import split_op
-from emerge.execute.axes import FREE_KINDS, AxisClasses, Tie, broadcast_ties, operators
+from emerge.execute.axes import FREE_KINDS, AxisClasses, operators
 from emerge.execute.dropout import dropout_plan
+from emerge.execute.extra_ties import node_ties, plain_ties
+from emerge.execute.index_ranges import input_ranges
 from emerge.execute.literals import SMALL, LengthTable
 from emerge.execute.memory import estimate_peak
+from emerge.execute.placement import Relation
 from emerge.execute.prune import needed_names, pruned, without_semantics
-from emerge.execute.rewrite import Pins, Rewriter, Unexplained
+from emerge.execute.rewrite import Pins, Rewriter
+from emerge.execute.rewrite_rules import Unexplained
 from emerge.execute.setup import Setup, Sizes, relation_of
 from emerge.facts.families import FamilyGraph, FamilyNode
 from emerge.facts.lower import Lowering, Multi, Tensor
 from emerge.facts.shapes import check_graph
-from emerge.graph.model import Graph, Ref
+from emerge.graph.model import Graph
 from emerge.relate.derive import Derivation, Problem
 from emerge.relate.statement import Statement
 from emerge.util.errors import ExecutionError, GraphError
@@ -98,24 +103,14 @@ class Shrinker:
         self.ref, self.imp = ref, imp
 
     def _sides(self, collectives: bool) -> tuple[Side, Side]:
-        out = []
-        for piece, low, family in (
-            ("reference", self.derivation.reference, self.problem.reference),
-            ("implementation", self.derivation.implementation, self.problem.implementation),
-        ):
-            wanted = [getattr(s, piece).name for s in self.problem.outputs]
-            side = Side(low, family, [])
-            for rank, graph in enumerate(family.graphs):
-                outputs = [m for w in wanted if (m := family.value(w).members.get(rank)) is not None]
-                needed = needed_names(graph, outputs, collectives=collectives)
-                side.graphs.append(pruned(graph, needed, outputs))
-                for name in needed:
-                    try:
-                        side.needed.add(family.family_of(rank, name))
-                    except KeyError:
-                        pass
-            out.append(side)
-        return out[0], out[1]
+        p, d = self.problem, self.derivation
+        imp = Side(d.implementation, p.implementation, [])
+        ref = Side(d.reference, p.reference, [])
+        _keep(imp, [s.implementation.name for s in p.outputs], [], collectives)
+        # Reference tensors that say what an implementation input holds are wanted, though nothing else may read them.
+        given = [s.reference.name for s in p.inputs if s.implementation.name in imp.needed]
+        _keep(ref, [s.reference.name for s in p.outputs], given, collectives)
+        return ref, imp
 
     def _missing(self) -> str:
         for side, word in zip(self.sides, ("reference", "implementation")):
@@ -131,8 +126,19 @@ class Shrinker:
     @cached_property
     def classes(self) -> AxisClasses:
         """Axis classes of both sides, with pins that do not depend on the new lengths."""
-        extra = [t for side in self.sides for n in side.nodes() for t in _node_ties(n, side.low)]
+        extra = [t for side in self.sides for n in side.nodes() for t in node_ties(n, side.low)]
+        plain = {
+            (k, n.name): found
+            for k, side in enumerate(self.sides)
+            for n in side.nodes()
+            if (n.name in side.low.unknown or n.name in side.low.uninterpreted)
+            and (found := plain_ties(n, side.low)) is not None
+        }
+        extra += [t for found in plain.values() for t in found.ties]
         classes = AxisClasses(self.derivation.base, extra)
+        for (_, name), found in plain.items():
+            for x, d, stride in found.outer:
+                classes.pin_outer(x, d, stride, f"{name}: number of pieces")
         low_of = {1: self.sides[0], 2: self.sides[1]}
         side_of = dict(self.derivation.base.facts["value"])
         names = {1: self.ref.nodes_of, 2: self.imp.nodes_of}
@@ -141,14 +147,17 @@ class Shrinker:
             made_by = names[side_of[op.value]].get(op.value)
             if made_by is not None and not any(n in side.needed for n in made_by):
                 continue
-            if op.kind == "unknown":
-                continue  # pinned by name below
+            made_from = (side_of[op.value] - 1, side.low.op_node.get(op.id, ""))
+            if op.kind == "unknown" or (op.kind == "uninterpreted" and made_from in plain):
+                continue  # pinned by name below, or plain
             if op.kind not in FREE_KINDS:
                 for i, role in op.iters:
                     if role in ("pos", "o"):
                         classes.pin(op.id, i, f"{op.kind}: an axis in which positions are fixed numbers")
-        for side in self.sides:
+        for k, side in enumerate(self.sides):
             for name in sorted(side.needed & set(side.low.unknown)):
+                if (k, name) in plain:
+                    continue
                 value = side.family.value(name)
                 refs = list(value.refs()) if isinstance(value, FamilyNode) else []
                 for other in (name, *refs):
@@ -239,7 +248,7 @@ class Shrinker:
         for side in self.sides:
             made = []
             for rank, graph in enumerate(side.graphs):
-                rewriter = Rewriter(graph, lambda n, s=side, r=rank: s.tensor_of(r, n), self.classes, new, self.lengths, pins)  # type: ignore[misc]
+                rewriter = Rewriter(graph, partial(side.tensor_of, rank), self.classes, new, self.lengths, pins)
                 made.append(rewriter.run())
             out.append(made)
         if not pins.classes:
@@ -265,18 +274,21 @@ class Shrinker:
         by_reason: dict[str, set[int]] = {}
         for cls, why in pins.classes.items():
             by_reason.setdefault(why, set()).add(cls)
-        return any([self.classes.pin_classes(found, why) for why, found in by_reason.items()])
+        changed = [self.classes.pin_classes(found, why) for why, found in by_reason.items()]
+        return any(changed)
 
     def _setup(self, new: Mapping[int, int], graphs: list[list[Graph]], reduced: bool) -> Setup:
         sizes = Sizes(self.classes, new)
         mesh = self.problem.mesh
-        relations: list[list] = [[], []]  # type: ignore[type-arg]
+        relations: list[list[Relation]] = [[], []]
         for out, statements in zip(relations, (self.given, self.claims)):
             for number, statement in statements.items():
                 if out is relations[0] and not self._concerned(statement):
                     continue
                 try:
-                    out.append(relation_of(number, statement, sizes, self.ref, self.imp, self.problem.implementation, mesh))
+                    out.append(
+                        relation_of(number, statement, sizes, self.ref, self.imp, self.problem.implementation, mesh)
+                    )
                 except Unexplained as why:
                     if reduced and self._pin_statement(statement):
                         raise _Pinned() from None
@@ -284,7 +296,12 @@ class Shrinker:
         known = self.classes.sizes()
         lengths = {f"{known[c]}#{c}": n for c, n in sorted(new.items()) if known.get(c, n) != n}
         plan = dropout_plan(self.derivation, self.sides[0].graphs[0], self.sides[1].graphs, sizes)
-        return Setup(graphs[0][0], graphs[1], relations[0], relations[1], plan, reduced, lengths, dict(new))
+        bounds, unbounded = input_ranges(
+            graphs[0][0], graphs[1], self.sides[0].graphs[0], self.sides[1].graphs, relations[0]
+        )
+        return Setup(
+            graphs[0][0], graphs[1], relations[0], relations[1], plan, reduced, lengths, dict(new), bounds, unbounded
+        )
 
     def _concerned(self, statement: Statement) -> bool:
         """A given statement matters where the implementation tensor is read (or the reference input is)."""
@@ -293,7 +310,9 @@ class Shrinker:
     def _pin_statement(self, statement: Statement) -> bool:
         changed = [False]
         for low, name in ((self.ref, statement.reference.name), (self.imp, statement.implementation.name)):
-            changed += [self.classes.pin_tensor(t.id, f"relation '{statement.text}'") for t in _tensors(low.tensors.get(name))]
+            changed += [
+                self.classes.pin_tensor(t.id, f"relation '{statement.text}'") for t in _tensors(low.tensors.get(name))
+            ]
         return any(changed)
 
     def _too_large(self, new: Mapping[int, int]) -> str:
@@ -301,6 +320,20 @@ class Shrinker:
         worst = sorted(((sizes[c], why) for c, why in self.classes.pinned().items() if c in sizes), reverse=True)[:3]
         words = "; ".join(f"length {n}: {why}" for n, why in worst)
         return f"the pair does not fit the memory budget; axes that may not shrink: {words}"
+
+
+def _keep(side: Side, outputs: Iterable[str], also: Iterable[str], collectives: bool) -> None:
+    """Prunes the graphs of a side to what ``outputs`` and ``also`` (families) depend on."""
+    listed, extra = list(outputs), list(also)
+    for rank, graph in enumerate(side.family.graphs):
+        members = [
+            [m for f in names if (m := side.family.value(f).members.get(rank)) is not None] for names in (listed, extra)
+        ]
+        needed = needed_names(graph, [*members[0], *members[1]], collectives=collectives)
+        side.graphs.append(pruned(graph, needed, members[0]))
+        for name in needed:
+            with suppress(KeyError):
+                side.needed.add(side.family.family_of(rank, name))
 
 
 class _Pinned(Exception):
@@ -311,33 +344,6 @@ def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return list(value.made.values()) if isinstance(value, Multi) else []
-
-
-def _node_ties(node: FamilyNode, low: Lowering) -> list[Tie]:
-    """Ties that the values of an operator do not need but running it does: ignored operands, ``*_like`` sources."""
-    name = split_op(node.op)[1].rstrip("_")
-    args = [low.tensors.get(a.name) if isinstance(a, Ref) else a for a in node.args]
-    out = low.tensors.get(node.name)
-    pairs: list[tuple[object, object]] = []
-    if name in ("copy", "baddbmm", "addmm", "addmv", "fill", "zero", "slice_scatter", "select_scatter") or name.endswith("_like"):
-        pairs.append((args[0] if args else None, out))
-    elif name in ("expand_as", "view_as", "type_as", "masked_fill", "where", "index_put", "masked_scatter"):
-        pairs += [(a, out) for a in args]
-    if name in ("index", "index_put", "_unsafe_index") and len(node.args) > 1 and isinstance(node.args[1], list):
-        indices = [low.tensors.get(i.name) if isinstance(i, Ref) else None for i in node.args[1]]
-        used = [i for i in indices if isinstance(i, Tensor)]
-        pairs += list(zip(used, used[1:]))
-    ties: list[Tie] = []
-    for a, b in pairs:
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            if name in ("slice_scatter", "select_scatter") and a.shape != b.shape:
-                continue
-            ties += broadcast_ties(a.id, a.shape, b.id, b.shape)
-    if name in ("index", "_unsafe_index") and isinstance(args[0], Tensor):
-        for d, i in enumerate(indices):
-            if isinstance(i, Tensor) and low.iota_of.get(i.id) == args[0].shape[d] and i.shape[0] > 1:
-                ties.append((i.id, 0, 1, args[0].id, d, 1, i.shape[0]))
-    return ties
 
 
 def memory_of(graphs: Iterable[Graph]) -> int:
@@ -365,7 +371,9 @@ def flops(graph: Graph) -> float:
     return total
 
 
-def choose_lengths(classes: AxisClasses, tensors: Iterable[Sequence[Sequence[int]]], avoid: Mapping[int, int]) -> dict[int, int]:
+def choose_lengths(
+    classes: AxisClasses, tensors: Iterable[Sequence[Sequence[int]]], avoid: Mapping[int, int]
+) -> dict[int, int]:
     """A small length for every class that is not pinned: at least 3, different from one another and, where possible,
     such that different dimensions get different lengths. Axes that most tensors have get the smallest ones.
 
@@ -399,7 +407,9 @@ def choose_lengths(classes: AxisClasses, tensors: Iterable[Sequence[Sequence[int
         return [(d, prod(known[k] for k in d)) for d in using.get(c, ()) if all(k in known for k in d)]
 
     for c in free:
-        allowed = [n for n in range(3, min(sizes[c], 4 * len(sizes) + 8)) if n not in taken and n != avoid.get(c)] or [sizes[c]]
+        allowed = [n for n in range(3, min(sizes[c], 4 * len(sizes) + 8)) if n not in taken and n != avoid.get(c)] or [
+            sizes[c]
+        ]
         chosen = next((n for n in allowed if all(lengths.get(m, {d}) <= {d} for d, m in finished(c, n))), allowed[0])
         for d, m in finished(c, chosen):
             lengths.setdefault(m, set()).add(d)

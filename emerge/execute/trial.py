@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from emerge.execute._torch import torch
-from emerge.execute.compare import Difference, compare_values, defined_fraction, tolerance
+from emerge.execute.compare import PERTURBATIONS, Difference, compare_values, defined_fraction, tolerance
 from emerge.execute.decisions import Decisions
 from emerge.execute.lockstep import run_ranks, run_sequential
 from emerge.execute.options import DropoutMask, Options, keep_all, seeded_fill
-from emerge.execute.placement import Cut, Relation, region
+from emerge.execute.placement import Relation, region
 from emerge.execute.precision import Perturbation, widen
-from emerge.execute.sampling import infer_ranges, sample_inputs
+from emerge.execute.sampling import sample_inputs
 from emerge.execute.setup import Setup
-from emerge.graph.model import Graph, Node, is_integer
+from emerge.graph.model import Graph, Node
 from emerge.util.errors import ExecutionError
 
 #: Range of integer inputs of which nothing is known.
@@ -45,47 +45,13 @@ class Draw:
 
 @dataclass
 class Inputs:
-    """Inputs of both sides that satisfy the statements.
-
-    Attributes:
-        ranges: assumed ranges of integer inputs of the reference, ``hi`` excluded.
-        unknown_ranges: those of them for which nothing in the graphs gives a range.
-    """
+    """Inputs of both sides that satisfy the statements, by name."""
 
     reference: dict[str, Any]
     ranks: list[dict[str, Any]]
-    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
-    unknown_ranges: list[str] = field(default_factory=list)
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------
-
-
-def ranges_of(setup: Setup) -> tuple[dict[str, tuple[int, int]], list[str]]:
-    """Ranges of integer inputs of the reference from the tables they index there, or else in the implementation.
-
-    Returns:
-        The ranges, and the inputs that index no table and get :data:`DEFAULT_RANGE`.
-    """
-    ranges = infer_ranges(setup.reference)
-    integers = [i.name for i in setup.reference.inputs if is_integer(i.dtype) and i.dtype != "bool" and i.const is None]
-    unknown = []
-    by_rank = [infer_ranges(g) for g in setup.ranks]
-    for name in integers:
-        if name in ranges:
-            continue
-        found = [
-            by_rank[rank][member][1]
-            for r in setup.inputs
-            if r.reference == name
-            for rank, member in enumerate(r.implementation)
-            if member in by_rank[rank]
-        ]
-        if found:
-            ranges[name] = (0, min(found))
-        else:
-            unknown.append(name)
-    return ranges, unknown
 
 
 def draw_inputs(setup: Setup, draw: Draw) -> Inputs:
@@ -95,7 +61,7 @@ def draw_inputs(setup: Setup, draw: Draw) -> Inputs:
         NoInputs: an implementation input that no statement covers, statements about interior tensors, or
             statements that contradict each other.
     """
-    ranges, unknown = ranges_of(setup)
+    ranges = {name: (0, bound) for name, bound in setup.bounds.items()}
     values = sample_inputs(setup.reference, draw.seed, scale=draw.scale, ranges=ranges, default_range=DEFAULT_RANGE)
     names = {i.name for i in setup.reference.inputs}
     inner = sorted({r.reference for r in setup.inputs} - names - {n.name for n in setup.reference.nodes})
@@ -113,7 +79,7 @@ def draw_inputs(setup: Setup, draw: Draw) -> Inputs:
         buffers = _Buffers(setup)
         conflict = next((r for r in relations if not buffers.write(r, known[r.reference])), None)
         if conflict is None:
-            return Inputs(values, buffers.finished(), ranges, unknown)
+            return Inputs(values, buffers.finished())
         if conflict.reference not in values:
             raise NoInputs(f"the input relations of '{conflict.reference}' contradict others")
         values[conflict.reference] = buffers.read(conflict, values[conflict.reference])
@@ -146,7 +112,9 @@ class _Buffers:
             target = region(self.values[rank][name], relation.implementation_cuts)
             known = region(self.known[rank][name], relation.implementation_cuts)
             if target.shape != wanted.shape:
-                raise NoInputs(f"'{relation.text}' gives '{name}' the shape {list(wanted.shape)}, it has {list(target.shape)}")
+                raise NoInputs(
+                    f"'{relation.text}' gives '{name}' the shape {list(wanted.shape)}, it has {list(target.shape)}"
+                )
             if bool((known & (target != wanted)).any()):
                 return False
             target.copy_(wanted)
@@ -175,7 +143,8 @@ class _Buffers:
                     raise NoInputs(f"no input relation says what '{item.name}' of rank {rank} holds")
                 if not bool(known.all()):
                     raise NoInputs(
-                        f"the input relations leave {int((~known).sum())} of {known.numel()} elements of '{item.name}' of rank {rank} open"
+                        f"the input relations leave {int((~known).sum())} of {known.numel()} elements of "
+                        f"'{item.name}' of rank {rank} open"
                     )
         return self.values
 
@@ -224,7 +193,13 @@ class Run:
 
 
 def run_both(
-    setup: Setup, inputs: Inputs, draw: Draw, options: Options, *, perturbation: Perturbation | None = None, keep: Any = (),
+    setup: Setup,
+    inputs: Inputs,
+    draw: Draw,
+    options: Options,
+    *,
+    perturbation: Perturbation | None = None,
+    keep: Any = (),
 ) -> Run:
     """Runs the reference, then all ranks in lockstep.
 
@@ -294,8 +269,45 @@ def compare(setup: Setup, run: Run, responses: Mapping[str, float] | None = None
         limit = tolerance(expected, actual, (responses or {}).get(key, 0.0))
         difference = compare_values(expected, actual, limit)
         if difference is not None:
-            found.append(Mismatch(relation.number, relation.reference, relation.implementation[rank], rank, difference, relation.text))
+            found.append(
+                Mismatch(
+                    relation.number, relation.reference, relation.implementation[rank], rank, difference, relation.text
+                )
+            )
     return sorted(found, key=lambda m: -m.difference.max_abs_diff)
+
+
+def change(before: Any, after: Any) -> float:
+    """Largest absolute change of a value; inf where it is not finite or an integer changes."""
+    found = compare_values(before, after, 0.0)
+    if found is None:
+        return 0.0
+    integers = isinstance(before, torch.Tensor) and not (before.is_floating_point() or before.is_complex())
+    return float("inf") if integers or found.reason != "value" else found.max_abs_diff
+
+
+def responses(setup: Setup, inputs: Inputs, draw: Draw, options: Options, run: Run) -> dict[str, float]:
+    """Per claim and rank, how far the expected or the found value moves when constants move by one ulp."""
+    base = claim_values(setup, run)
+    out = dict.fromkeys(base, 0.0)
+    for mode, seed in PERTURBATIONS:
+        perturbation = Perturbation(mode, seed)
+        moved = claim_values(setup, run_both(setup, inputs, draw, options, perturbation=perturbation))
+        if perturbation.touched == 0:
+            break
+        for key, (expected, actual, *_) in base.items():
+            out[key] = max(out[key], change(expected, moved[key][0]), change(actual, moved[key][1]))
+    return out
+
+
+def describe(mismatch: Mismatch) -> str:
+    """One sentence about a difference."""
+    found, where = mismatch.difference, f"'{mismatch.implementation}' of rank {mismatch.rank}"
+    if found.reason != "value":
+        return f"output '{mismatch.reference}' against {where}: {found.reason}"
+    values = f"{found.reference:.6g} against {found.implementation:.6g}"
+    place = f" at {list(found.index)}" if found.index else ""
+    return f"output '{mismatch.reference}' differs by {found.max_abs_diff:.3g} from {where}{place}: {values}"
 
 
 def defined(setup: Setup, run: Run) -> float:
@@ -309,9 +321,3 @@ def has_uninitialised(graphs: list[Graph]) -> bool:
     from emerge.execute.constants import UNINITIALISED
 
     return any(".".join(split_op(n.op)[:2]) in UNINITIALISED for g in graphs for n in g.nodes)
-
-
-__all__ = [
-    "Cut", "Draw", "Inputs", "Mismatch", "NoInputs", "ReferenceFails", "Run", "claim_values", "compare", "defined", "draw_inputs",
-    "has_uninitialised", "masks_of", "ranges_of", "run_both",
-]

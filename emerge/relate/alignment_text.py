@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
@@ -104,7 +105,7 @@ class Alignments:
 
     def _named(self, left: dict[int, list[Any]], right: dict[int, list[Any]]) -> dict[Any, str]:
         """Letters for the axes; axes that are neighbours on both sides share one."""
-        follows = {(a, b) for keys in right.values() for a, b in zip(keys, keys[1:])}
+        follows = {(a, b) for keys in right.values() for a, b in pairwise(keys)}
         letters = iter(axis_letters(self.mesh))
         named: dict[Any, str] = {}
         for dim in sorted(left):
@@ -165,7 +166,8 @@ class Alignments:
         d = self.tensor_id(IMPLEMENTATION, names[0]) if names else None
         if s is None or d is None:
             return f"{reference} ~ {name}"
-        return f"{reference} ~ {name}: {self.text(s, d, partner.relation)}"
+        text = self.text(s, d, partner.relation)
+        return f"{reference} ~ {name}: {'scalar ~ scalar' if text == ' ~ ' else text}"
 
 
 def alignment_text(derivation: Derivation, claim: int) -> list[str]:

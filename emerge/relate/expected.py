@@ -1,4 +1,4 @@
-"""Readings of two shapes: which contiguous blocks in rank order fit, and what an output is expected to be by default."""
+"""Readings of two shapes: which contiguous blocks in rank order fit, and what an output is expected to be."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The alignment notation: ``"b s (tp h) e ~ b s h e"``, left the reference tensor, right the local implementation tensor.
+"""The alignment notation: ``"b s (tp h) e ~ b s h e"``, left the reference, right the local implementation tensor.
 
 A side is one entry per dimension: a name, ``1``, or a row-major product of names in parentheses, outermost first. Names
-of mesh axes stand on the left only and say which part lies on which rank; a mesh axis that is not written is replicated.
+of mesh axes stand on the left only and say which part lies on which rank; over a mesh axis that is not written the
+tensor is replicated.
 Every other name stands once on each side. Sizes are solved from the shapes; what they leave open is written ``h=8``.
 ``tensor[0:1024]`` and ``tensor[:, 0:3]`` name a box of a tensor. ``+ partial(tp)`` says that values add up over ``tp``.
 """
@@ -235,7 +236,8 @@ def make_piece(name: str, cuts: Sequence[tuple[int | None, int | None]], shape: 
         low, high = 0 if start is None else start, size if stop is None else stop
         if not 0 <= low < high <= size:
             raise RelationError(
-                f"the range {low}:{high} does not lie in dimension {dim} of {name!r}, which has size {size}; correct it",
+                f"the range {low}:{high} does not lie in dimension {dim} of {name!r}, which has size {size}; "
+                "correct it",
                 place,
             )
         if (low, high) != (0, size):
@@ -307,7 +309,8 @@ class _Solver:
                 continue
             if name in right:
                 self.fail(
-                    f"{name!r} is a mesh axis and stands on the right; the right side is the local tensor, drop it there"
+                    f"{name!r} is a mesh axis and stands on the right; the right side is the local tensor, "
+                    "drop it there"
                 )
             for other, b in self.blocks.items():
                 if b.dim == block.dim and max(b.stride, block.stride) < min(

@@ -41,7 +41,7 @@ class CampaignResult:
 
 
 def exit_status(result: CampaignResult) -> int:
-    """4 internal error; 2 an input error; 1 a verdict against expectation or a ``fail_on`` finding; 3 UNKNOWN; else 0."""
+    """4 internal error, 2 input error, 1 verdict against expectation or ``fail_on`` finding, 3 UNKNOWN, else 0."""
     statuses = {_pair_status(p, set(result.fail_on)) for p in result.pairs}
     return next((s for s in (4, 2, 1, 3) if s in statuses), 0)
 
@@ -101,7 +101,7 @@ def _pair(p: PairResult) -> dict[str, Any]:
             for o in p.outputs
         ],
         "outputs_not_claimed": p.outputs_not_claimed,
-        "unmatched": {"reference": list(p.unmatched["reference"]), "implementation": list(p.unmatched["implementation"])},
+        "unmatched": {side: list(names) for side, names in p.unmatched.items()},
         "findings": [
             {
                 "kind": f.kind, "severity": f.severity, "reference_nodes": f.reference_nodes,

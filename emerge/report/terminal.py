@@ -9,6 +9,7 @@ from typing import Any
 _COLOURS = {"EQUIVALENT": "32", "NOT_EQUIVALENT": "31", "UNKNOWN": "33", "ERROR": "31"}
 #: Assumptions and outputs listed per pair before the rest is only counted.
 MOST_LISTED = 6
+MOST_FINDINGS = 4
 
 
 def render(doc: dict[str, Any], *, colour: bool = False) -> str:
@@ -46,7 +47,8 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
     mesh = " ".join(f"{a}={n}" for a, n in p["mesh"].items())
     proved = sum(o["proved"] for o in p["outputs"])
     counts = f"  {proved}/{len(p['outputs'])} outputs" if not p["error"] else ""
-    yield f"{p['id']}: {_paint(verdict, colour)}{evidence}{counts}{'  mesh ' + mesh if mesh else ''}  {p['seconds']['total']:.2f} s{unexpected}"
+    mesh = f"  mesh {mesh}" if mesh else ""
+    yield f"{p['id']}: {_paint(verdict, colour)}{evidence}{counts}{mesh}  {p['seconds']['total']:.2f} s{unexpected}"
     if p["error"]:
         place = f"{p['error']['place']}: " if p["error"]["place"] else ""
         yield f"  error: {place}{p['error']['message']}"
@@ -57,11 +59,14 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
         yield from _limited(
             [f"  output {o['reference']}: {_shown(o['alignment'])}{_against(o)}" for o in p["outputs"]], "outputs"
         )
-    for f in p["findings"]:
+    for f in p["findings"][:MOST_FINDINGS]:
         yield from _finding_lines(f)
+    if len(p["findings"]) > MOST_FINDINGS:
+        yield f"  .. and {len(p['findings']) - MOST_FINDINGS} more findings in the report"
     if p["counterexample"]:
         c = p["counterexample"]
-        yield f"  counterexample: output {c['output']} differs by {c['max_abs_diff']} ({c['sizes']} sizes, seed {c['seed']}) {c['file']}".rstrip()
+        difference = f"output {c['output']} differs by {c['max_abs_diff']}"
+        yield f"  counterexample: {difference} ({c['sizes']} sizes, seed {c['seed']}) {c['file']}".rstrip()
     if verdict == "EQUIVALENT":
         names = Counter(a["name"] for a in p["assumptions"])
         if names:
@@ -69,7 +74,8 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
     for side in ("reference", "implementation"):
         names_of = p["unmatched"][side]
         if names_of:
-            yield f"  {side} inputs without a relation: {', '.join(names_of[:MOST_LISTED])}{' ..' if len(names_of) > MOST_LISTED else ''}"
+            more = " .." if len(names_of) > MOST_LISTED else ""
+            yield f"  {side} inputs without a relation: {', '.join(names_of[:MOST_LISTED])}{more}"
 
 
 def _against(o: dict[str, Any]) -> str:

@@ -34,6 +34,9 @@ _TORCH_UNARY = {
 }
 
 
+_KEEPS_INTEGERS = {"relu", "abs", "square", "sign", "floor", "ceil", "round", "trunc", "isnan", "isinf"}
+
+
 def scalar_function(kind: str, attrs: list[str], rank: int, scale: Fraction | None) -> Callable[..., Any] | None:
     """The pointwise function of a kind with its attributes, None when the kind is not pointwise or not known."""
     import torch
@@ -42,11 +45,14 @@ def scalar_function(kind: str, attrs: list[str], rank: int, scale: Fraction | No
         return number(attrs[k], rank)
 
     if kind in _TORCH_UNARY and not attrs:
-        return getattr(torch, kind)  # type: ignore[no-any-return]
+        return lambda x: getattr(torch, kind)(x if kind in _KEEPS_INTEGERS or x.is_floating_point() else x.to(torch.float64))
     if kind.endswith("c") and kind[:-1] in _COMPARE:
         return lambda x: getattr(torch, kind[:-1])(x, c())
     if kind in _COMPARE or kind in ("maximum", "minimum", "pow", "remainder", "fmod", "floor_divide", "atan2"):
         return getattr(torch, kind)  # type: ignore[no-any-return]
+
+    def wide(x: Any) -> Any:
+        return x if x.is_floating_point() else x.to(torch.float64)
 
     def integral(x: Any, value: float) -> Any:
         return int(value) if not x.is_floating_point() and value == int(value) else value
@@ -57,14 +63,14 @@ def scalar_function(kind: str, attrs: list[str], rank: int, scale: Fraction | No
         "addc": lambda x: x + integral(x, c()),
         "mulc": lambda x: x * integral(x, c()),
         "csub": lambda x: integral(x, c()) + integral(x, c(1)) * x,
-        "divc": lambda x: x / c(),
-        "cdiv": lambda x: c() / x,
+        "divc": lambda x: wide(x) / c(),
+        "cdiv": lambda x: c() / wide(x),
         "powc": lambda x: torch.pow(x, c()),
         "cpow": lambda x: torch.pow(c(), x),
         "add": lambda x, y: torch.add(x, y, alpha=integral(y, c()) if attrs else 1),
         "sub": torch.sub,
         "mul": torch.mul,
-        "div": torch.true_divide,
+        "div": lambda x, y: wide(x) / wide(y),
         "neg": lambda x: -x,
         "not": torch.logical_not,
         "and": torch.logical_and,

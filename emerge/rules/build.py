@@ -111,7 +111,7 @@ class Build:
     # ---- inputs -------------------------------------------------------------------------------------------------
 
     def input(
-        self, names: Sequence[str], dims: Sequence[str | None] | None = None, dtype: str = "float32",
+        self, names: Sequence[str], dims: Sequence[str | None] | None = None, dtype: str = "float64",
         low: int = 0, high: int = 0, keep: bool = True,
     ) -> Val:
         """An input of both programs, sharded as told."""

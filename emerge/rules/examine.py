@@ -53,7 +53,7 @@ class Examination:
 
 
 def examine(
-    pair: Pair, *, seed: int = 0, rules: Sequence[Path] = (), engine: str = "auto", device: str = "cpu",
+    pair: Pair, *, seed: int = 0, rules: Sequence[Path] = (), engine: str = "embedded", device: str = "cpu",
     log: bool = True, program: Any = None,
 ) -> Examination:
     """Decides every derived fact of a pair.
@@ -93,22 +93,47 @@ def run_derivation(pair: Pair, rules: Sequence[Path], engine: str, log: bool, pr
 
 
 def _attribute(out: Examination) -> None:
+    """Counts the laws behind true facts; finds the false facts that follow from true ones, with their laws."""
     log = out.derivation.result.log
     assert log is not None
     by_head: dict[Fact, list[Any]] = defaultdict(list)
     for instance in log.instances():
         by_head[instance.head].append(instance)
+    wrong = [fact for fact, outcome in out.outcomes.items() if outcome.holds is False]
     for fact, outcome in out.outcomes.items():
-        laws, premises = support(fact, by_head)
         if outcome.holds:
-            out.fired.update(laws)
-        elif outcome.holds is False:
-            below = [out.outcomes.get(p) for p in premises]
-            if all(o is None or o.holds is not False for o in below):
-                out.failed.append(
-                    FalseFact(out.pair.name, fact, tuple(sorted(laws)), outcome.detail, fact_text(out.derivation, fact),
-                              tuple(fact_text(out.derivation, p) for p in sorted(premises, key=repr)))
-                )  # fmt: skip
+            out.fired.update(support(fact, by_head)[0])
+    roots: set[Fact] = set()
+    for fact in wrong:
+        steps = {step.fact: step for step in log.explain(fact).steps}
+        first = next(f for f in steps if f in out.outcomes and out.outcomes[f].holds is False)
+        if first in roots:
+            continue
+        roots.add(first)
+        laws, premises = _cut(first, steps)
+        out.failed.append(
+            FalseFact(out.pair.name, first, tuple(sorted(laws)), out.outcomes[first].detail, fact_text(out.derivation, first),
+                      tuple(fact_text(out.derivation, p) for p in sorted(premises, key=repr)))
+        )  # fmt: skip
+
+
+def _cut(fact: Fact, steps: dict[Fact, Any]) -> tuple[set[str], set[Fact]]:
+    """Laws of one derivation of ``fact`` down to other semantic facts, and those facts."""
+    laws: set[str] = set()
+    premises: set[Fact] = set()
+    work, seen = [fact], {fact}
+    while work:
+        step = steps[work.pop()]
+        if step.law:
+            laws.add(step.law)
+        for p in step.premises:
+            if p not in seen:
+                seen.add(p)
+                if p.relation in CHECKED:
+                    premises.add(p)
+                else:
+                    work.append(p)
+    return laws, premises
 
 
 def support(fact: Fact, by_head: dict[Fact, list[Any]]) -> tuple[set[str], set[Fact]]:
@@ -165,13 +190,11 @@ def lowering_faults(statements: Statements) -> list[str]:
             for rank in range(values.ranks):
                 known = [(n, values.of_node(n, rank)) for n in names]
                 known = [(n, v) for n, v in known if hasattr(v, "shape")]
-                shape = values.lowered.shape(tensor)
                 computed: list[tuple[str, Any]] = []
                 try:
                     if tensor in values.lowered.layout:
-                        source = values.tensor(values.lowered.layout[tensor], rank)
-                        computed = [("its layout", source[values.lowered.view_index(tensor)].reshape(shape))]
-                    elif tensor in values.lowered.native:
+                        computed = [("its layout", values.rearranged(tensor, rank))]
+                    elif tensor in values.lowered.native and not _outside(values, tensor):
                         computed = [("its operator", values.form(values.lowered.native[tensor], rank))]
                 except (NotEvaluable, RuntimeError, IndexError, TypeError, ValueError):
                     computed = []
@@ -185,3 +208,8 @@ def lowering_faults(statements: Statements) -> list[str]:
                         body = values.lowered.forms[form].body if form is not None else "layout"
                         found.append(f"side {side} rank {rank}: {a} against {b} ({body}): {outcome.detail}")
     return found
+
+
+def _outside(values: Any, tensor: int) -> bool:
+    """A look-up, whose index may lie outside its table (the assumption ``index_range``)."""
+    return bool(values.lowered.forms[values.lowered.native[tensor]].kind == "lookup")

@@ -147,12 +147,16 @@ class Values:
         if from_view is not None:
             return from_view
         if tensor in self.lowered.layout:
-            source = self.tensor(self.lowered.layout[tensor], rank)
-            return source[self.lowered.view_index(tensor)].reshape(shape)
+            return self.rearranged(tensor, rank)
         form = self.lowered.native.get(tensor)
         if form is None:
             raise NotEvaluable(f"tensor {tensor} has no operator")
         return self.form(form, rank)
+
+    def rearranged(self, tensor: int, rank: int) -> Any:
+        """A rearrangement computed from its operand."""
+        source = self.tensor(self.lowered.layout[tensor], rank)
+        return source[self.lowered.view_index(tensor)].expand(self.lowered.shape(tensor))
 
     def _from_views(self, tensor: int, rank: int) -> Any:
         """The value read back from an executed rearrangement that shows every element."""
@@ -165,6 +169,8 @@ class Values:
                 if value is None or tuple(value.shape) != self.lowered.shape(view):
                     continue
                 index = self.lowered.view_index(view)
+                if not shape:
+                    return value.cpu().flatten()[0]
                 seen = torch.zeros(shape, dtype=torch.bool)
                 seen[index] = True
                 if bool(seen.all()):

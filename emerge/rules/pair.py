@@ -116,6 +116,8 @@ def execute(pair: Pair, seed: int = 0, device: str = "cpu") -> Executed:
     Raises:
         Unusable: one side cannot be executed.
     """
+    import torch
+
     from emerge.execute.lockstep import run_ranks, run_sequential
 
     given = sample(pair, seed)
@@ -124,14 +126,24 @@ def execute(pair: Pair, seed: int = 0, device: str = "cpu") -> Executed:
     inputs: list[dict[str, Any]] = [{} for _ in pair.ranks]
     for statement in pair.statements:
         name = statement.implementation.name
+        whole = _cut(given[statement.reference.name], statement.reference.cuts)
         for rank, held in enumerate(inputs):
-            held[name] = local_value(statement, given[statement.reference.name], shapes[name], rank, mesh)
+            if name not in held:
+                held[name] = torch.zeros(shapes[name], dtype=whole.dtype)
+            target = _cut(held[name], statement.implementation.cuts)
+            target.copy_(local_value(statement, whole, target.shape, rank, mesh))
     try:
         left = run_sequential(pair.reference, given, options=_options(pair, None, device), keep="all")
         right = run_ranks(pair.ranks, inputs, options=[_options(pair, r, device) for r in range(len(pair.ranks))], keep="all")
     except EmergeError as exc:
         raise Unusable(f"{pair.name} cannot be executed: {exc}") from exc
     return Executed({1: [left], 2: right})
+
+
+def _cut(value: Any, cuts: Sequence[tuple[int, int, int]]) -> Any:
+    for d, start, stop in cuts:
+        value = value.narrow(d, start, stop - start)
+    return value
 
 
 def _options(pair: Pair, rank: int | None, device: str) -> Any:

@@ -1,4 +1,4 @@
-"""Named scenes."""
+"""Named building blocks of pairs, by what they exercise; importing the package of scenes registers them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ class Scene:
 
 
 SCENES: dict[str, Scene] = {}
+
+
+def scene(name: str, fits: Callable[[dict[str, int]], bool] | None = None) -> Callable[[Callable[[Build], None]], Callable[[Build], None]]:
+    """Registers a scene."""
+
+    def register(function: Callable[[Build], None]) -> Callable[[Build], None]:
+        SCENES[name] = Scene(function, fits or (lambda mesh: True))
+        return function
+
+    return register

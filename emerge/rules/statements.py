@@ -72,7 +72,15 @@ class Statements:
         for v, d, s, x in relations["axis_at"]:
             self.names[v][d, s].add(x)
         self.root = dict(relations["root"])
-        self.mesh_atoms = [(d, s, n) for d in sorted({d for x, d in self.atoms if x == 0}, reverse=True) for s, n in self.atoms[0, d]]
+        # (dimension, stride, size), in the order of ranks; an axis of the mesh without atoms is one atom without a bit
+        self.mesh_atoms: list[tuple[int, int, int]] = []
+        for axis, size in enumerate(self.mesh.sizes):
+            d = self.mesh.dim(axis)
+            known = self.atoms.get((0, d), [])
+            whole = 1
+            for _, n in known:
+                whole *= n
+            self.mesh_atoms += [(d, s, n) for s, n in known] if whole == size else [(d, 0, size)]
         self.bits = {x: b for x, b in relations["mesh_bit"]}
         self.blocks = {number: blocks for blocks, number in derivation.base.blocks.items()}
         self._views: dict[int, Outcome] = {}
@@ -87,6 +95,8 @@ class Statements:
             return function(self, *args)
         except NotEvaluable as exc:
             return Outcome(None, str(exc))
+        except (RuntimeError, IndexError) as exc:
+            return false(f"its operands do not fit together: {str(exc).splitlines()[0]}")
 
     # ---- axes ---------------------------------------------------------------------------------------------------
 
@@ -159,7 +169,7 @@ class Statements:
         stack = torch.stack([p[0].to(torch.float64) for p in pieces])
         whole = stack.reshape(grid + list(stack.shape[1:]))
         amount = whole.abs()
-        reduced = [k for k, a in enumerate(atoms) if self.bits[a] & partial]
+        reduced = [k for k, a in enumerate(atoms) if self.bits.get(a, 0) & partial]
         for k in reversed(reduced):
             if reduction not in ("sum", "max", "min", "prod"):
                 return false(f"is partial without a reduction ({reduction})")
@@ -231,7 +241,7 @@ class Statements:
         for rank in range(self.values[side].ranks):
             value = self.values[side].tensor(v, rank)
             base = self.values[side].tensor(root, rank)
-            moved = base[tuple(i.expand(shape) for i in index)].reshape(shape)
+            moved = base[tuple(i.expand(shape) for i in index)].expand(shape)
             outcome = _equal(value, moved, moved)
             if outcome.holds is False:
                 return outcome
@@ -269,7 +279,8 @@ class Statements:
         """Values of ``v`` and ``t`` with the axes of ``t`` in the order in which ``v`` has them."""
         value, names = self.atomic(v, side, rank)
         source, source_names = self.atomic(t, side, rank)
-        where = dict(map_items(m))
+        # a row that lies on the mesh (a sharded arange) is the same rank for both tensors
+        where = {x: y for x, y in map_items(m) if x != y or x[0] >= 0}
         if set(where) != set(source_names) or sorted(where.values()) != sorted(names):
             return value, false(f"maps axes {sorted(where)} of {sorted(source_names)} to {sorted(where.values())} of {sorted(names)}")
         back = {y: x for x, y in where.items()}
@@ -312,6 +323,8 @@ class Statements:
         for rank in range(self.values[side].ranks):
             value = self.values[side].tensor(f.tensor, rank)
             made = self.values[side].form(form, rank)
+            if made.shape != value.shape:
+                return false(f"the form gives shape {list(made.shape)} where the tensor has {list(value.shape)}")
             outcome = _equal(value, made, made)
             if outcome.holds is False:
                 return outcome

@@ -454,7 +454,7 @@ def _gather(b: Build, v: Val, d: int) -> bool:
         e = b.pick(options)
         if b.rng.random() < 0.5:
             imp = b.imp.op("_dtensor.shard_dim_alltoall.default", v.imp, d, e, axis,
-                           result=("float32", [n * k if x == d else n // k if x == e else n for x, n in enumerate(local)]))  # fmt: skip
+                           gives=("float64", [n * k if x == d else n // k if x == e else n for x, n in enumerate(local)]))  # fmt: skip
         else:
             front = [e, *[x for x in range(len(local)) if x != e]]
             moved = b.imp.op("permute", v.imp, front)

@@ -62,43 +62,41 @@ class Writer:
         return Ref(name)
 
     def op(
-        self, op: str, *args: Any, result: tuple[str, Sequence[int]] | None = None,
-        outputs: dict[int, TensorType] | None = None, **kwargs: Any,
+        self, op: str, *args: Any, gives: tuple[str, Sequence[int]] | None = None,
+        elements: dict[int, TensorType] | None = None, **kwargs: Any,
     ) -> Ref:
         """One operator call; of a multi-output operator take elements with :meth:`item`.
 
         Args:
             op: qualified name, ``aten.`` may be left out.
-            result: dtype and shape where no rule gives them. outputs: the same for a multi-output operator.
+            gives: dtype and shape where no rule gives them. elements: the same for a multi-output operator.
         Raises:
             Unwritable: the operands do not fit, or no rule gives the type.
         """
-        qualified = op if op.count(".") >= 2 or op in ("get_attr", "auto_functionalized") else f"aten.{op}"
-        if qualified.count(".") == 1 and not qualified.startswith("operator."):
-            qualified += ".default"
+        known = op.count(".") >= 2 or op in ("get_attr", "auto_functionalized") or op.startswith("operator.")
+        qualified = op if known else f"aten.{op}" if "." in op else f"aten.{op}.default"
         made = []
         for rank, types in enumerate(self._types):
             node = Node(f"{op.split('.')[-1 if op.startswith('operator') else 0]}_{self._count}", qualified)
             node.args = [_at(a, rank) for a in args]
             node.kwargs = {k: _at(v, rank) for k, v in kwargs.items()}
-            made.append((node, self._infer(node, types, rank, result, outputs)))
+            made.append((node, self._infer(node, types, rank, gives, elements)))
         self._count += 1
         for (node, value), graph, types in zip(made, self.graphs, self._types):
-            node.name = f"{node.name}"
             if isinstance(value, TupleValue):
                 node.is_tuple = True
-                node.elements = dict(value.elements) if outputs else {}
+                node.elements = dict(value.elements) if elements else {}
             else:
                 node.dtype, node.shape = value.dtype, value.shape
             graph.nodes.append(node)
             types[node.name] = value
         return Ref(made[0][0].name)
 
-    def _infer(self, node: Node, types: dict[str, Any], rank: int, result: Any, outputs: Any) -> Any:
+    def _infer(self, node: Node, types: dict[str, Any], rank: int, gives: Any, outputs: Any) -> Any:
         if outputs is not None:
             return TupleValue(dict(outputs), max(outputs) + 1)
-        if result is not None:
-            return TensorType(result[0], tuple(result[1]))
+        if gives is not None:
+            return TensorType(gives[0], tuple(gives[1]))
         try:
             found = infer(node.op, _typed(node.args, types), {k: _typed(v, types) for k, v in node.kwargs.items()},
                           self.groups, rank)  # fmt: skip
@@ -109,7 +107,7 @@ class Writer:
             return TupleValue(elements, len(found))
         if not isinstance(found, Spec) or isinstance(found, ScalarResult) or any(isinstance(n, str) for n in found.shape):
             raise Unwritable(f"{node.op}: no rule gives its type")
-        return TensorType("float32" if found.dtype == "floating" else found.dtype, found.shape)
+        return TensorType("float64" if found.dtype == "floating" else found.dtype, found.shape)
 
     def item(self, source: Ref, index: int | PerRank) -> Ref:
         """Element of a multi-output node."""

@@ -1,4 +1,4 @@
-"""From a derivation and, where it falls short, an execution to the verdict of a pair (DESIGN: verdicts and findings)."""
+"""From a derivation and, where it falls short, an execution to the verdict of a pair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emerge.relate.derive import Derivation, Problem
 from emerge.relate.expected import Ambiguity
 from emerge.relate.statement import Statement
 from emerge.util.errors import BudgetExceeded, ExecutionError
-from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, frontier_findings
+from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, execution_finding, frontier_findings
 from emerge.verdict.types import (
     EQUIVALENT,
     EVIDENCE,
@@ -66,7 +66,7 @@ def decide(
     refutation: RefutationResult | None = None
     if unproved or unusable:
         refutation = _refute(refuter, problem, derivation, ambiguities)
-    if refutation is not None and refutation.status == "refuted":
+    if refutation is not None and refutation.outcome == "refuted":
         _refuted(result, structure, unproved, refutation, seed)
     else:
         _unknown(result, structure, unproved, unusable, refutation, ambiguities)
@@ -186,13 +186,23 @@ def _refuted(
     result: PairResult, structure: Structure, unproved: list[int], refutation: RefutationResult, seed: int
 ) -> None:
     result.verdict = NOT_EQUIVALENT
-    result.reason = refutation.reason or f"output {refutation.output!r} differs by {refutation.max_abs_diff:g}"
-    result.counterexample = Counterexample(
-        getattr(refutation, "seed", seed), refutation.output, refutation.max_abs_diff, refutation.sizes
-    )
-    result.payload = refutation.payload
-    for reference, implementation in refutation.diverging:
-        result.findings.append(diverging_finding(structure, reference, implementation, refutation.output))
+    result.reason = refutation.reason
+    difference = refutation.difference
+    largest = float(difference.max_abs_diff) if difference is not None else float("inf")
+    drawn = refutation.witnesses[0].draw.seed if refutation.witnesses else seed
+    result.counterexample = Counterexample(drawn, refutation.output, largest, refutation.sizes)
+    result.sizes = dict(refutation.vectors[0]) if refutation.vectors else {}
+    result.payload = refutation
+    for name, where, why in refutation.assumptions:
+        if not any(a.name == name and a.where == where for a in result.assumptions):
+            result.assumptions.append(Assumption(name, where, why))
+    if refutation.kind:
+        nodes = refutation.witnesses[0].nodes if refutation.witnesses else []
+        result.findings.append(execution_finding(structure, refutation.kind, refutation.reason, nodes))
+    for divergence in refutation.diverging:
+        result.findings.append(
+            diverging_finding(structure, divergence.reference, divergence.implementation, refutation.output)
+        )
     if not result.findings:
         result.findings = frontier_findings(structure, unproved, "UNPROVED", "error")
     result.findings += mismatches(structure, unproved, "error")
@@ -250,7 +260,7 @@ def _unknown(
         reasons.append(f"{str(statement.reference)!r} ~ {str(statement.implementation)!r} cannot be used: {why}")
     if unproved:
         reasons.append(_why_unproved(structure, unproved, found))
-    if refutation is not None and refutation.status == "agree":
+    if refutation is not None and refutation.outcome == "agree":
         reasons.append(f"execution found no difference{': ' + refutation.reason if refutation.reason else ''}")
     elif refutation is not None and refutation.reason:
         reasons.append(refutation.reason)
@@ -279,7 +289,8 @@ def _unknown_operators(structure: Structure, unproved: list[int]) -> list[str]:
     for side, low in ((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation)):
         reached = structure.node_cone(side, unproved)
         for name, why in low.unknown.items():
-            if name in reached:
+            # What reads an unknown value is unknown too and needs no mention of its own.
+            if name in reached and not why.startswith("reads "):
                 out.append(f"{'ref' if side == REFERENCE else 'impl'}:{name} ({why})")
     return out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
@@ -134,6 +134,13 @@ class Structure:
             return [name]
         return [f"{rank}:{member}" for rank, member in sorted(value.members.items())]
 
+    def family_name(self, rank: int, member: str) -> str:
+        """The family that holds a node of one rank; the node's own name where there is none."""
+        try:
+            return self.family(IMPLEMENTATION).family_of(rank, member)
+        except (KeyError, IndexError):
+            return member
+
     # ---- the frontier -----------------------------------------------------------------------------------------------
 
     def frontier(self, numbers: Iterable[int]) -> list[int]:
@@ -144,7 +151,9 @@ class Structure:
         found = [o for o in dict.fromkeys(ops) if o in known]
         # A constant without a counterpart says little when an operator with operands stopped too.
         found = [o for o in found if self.operands[o]] or found
-        return sorted(found, key=lambda o: (order.get(self.node_name(REFERENCE, o), 0), o))
+        # Operators with an operand that is read as an index function, not aligned itself, come last.
+        open_ops = {o for o in found if not all(self.aligned(a) for a in self.operands[o])}
+        return sorted(found, key=lambda o: (o in open_ops, order.get(self.node_name(REFERENCE, o), 0), o))
 
     def counterparts(self, op: int) -> list[int]:
         """Implementation operators where the counterpart of reference operator ``op`` was to be found, best first.
@@ -181,7 +190,10 @@ class Structure:
         low = self.lowering(REFERENCE)
         for root in dict.fromkeys(self.operands[op]):
             names = low.nodes_of.get(root, [])
-            for partner in self.alignments.partners.get(root, [])[:3]:
+            partners = self.alignments.partners.get(root, [])
+            if not partners and names:
+                texts.append(f"{names[0]} is understood as a function of an index")
+            for partner in partners[:3]:
                 texts.append(self.alignments.pair_text(names[0], partner) if names else self._aux_text(partner))
         return texts
 
@@ -213,9 +225,10 @@ def _frontier_finding(structure: Structure, name: str, ops: list[int], kind: str
     imp_names = [n for n in dict.fromkeys(structure.node_name(IMPLEMENTATION, o) for o in imp_ops) if n]
     unknown = structure.lowering(REFERENCE).unknown.get(name)
     texts = [t for op in ops for t in structure.operand_texts(op)]
+    hint: str | None = None
     if unknown:
         message = f"reference node {label} has no semantics here: {unknown}"
-        hint = "add an operator signature for it"
+        hint = "add an operator signature for it" if "has no signature" in unknown else None
     elif imp_names:
         imp = structure.node(IMPLEMENTATION, imp_names[0])
         shown = f"{imp_names[0]!r} ({imp.op})" if imp is not None else repr(imp_names[0])
@@ -223,21 +236,13 @@ def _frontier_finding(structure: Structure, name: str, ops: list[int], kind: str
             f"the operands of reference node {label} are aligned and its result is not; "
             f"nearest on the implementation side is {shown}"
         )
-        why = next(
-            (
-                structure.lowering(IMPLEMENTATION).unknown[n]
-                for n in imp_names
-                if n in structure.lowering(IMPLEMENTATION).unknown
-            ),
-            None,
-        )
-        hint = f"{imp_names[0]!r} has no semantics here: {why}" if why else None
+        missing = structure.lowering(IMPLEMENTATION).unknown
+        hint = next((f"{n!r} has no semantics here: {missing[n]}" for n in imp_names if n in missing), None)
     else:
         message = (
             f"the operands of reference node {label} are aligned and its result is not; "
             "no implementation operator uses their counterparts"
         )
-        hint = None
     return Finding(
         kind,
         severity,
@@ -252,36 +257,46 @@ def _frontier_finding(structure: Structure, name: str, ops: list[int], kind: str
     )
 
 
-def diverging_finding(structure: Structure, reference: str, implementation: str, output: str) -> Finding:
-    """A node whose executed values differ while those of its operands agree."""
-    family = _family_name(structure, implementation)
-    node, imp = structure.node(REFERENCE, reference), structure.node(IMPLEMENTATION, family)
+def diverging_finding(structure: Structure, reference: str, implementation: Mapping[int, str], output: str) -> Finding:
+    """A node whose executed values differ while those of its operands agree.
+
+    Args:
+        implementation: rank -> the node in its place there; empty where none was found.
+    """
+    families = list(dict.fromkeys(structure.family_name(rank, name) for rank, name in sorted(implementation.items())))
+    node = structure.node(REFERENCE, reference)
     left = f"{reference!r} ({node.op})" if node is not None else repr(reference)
-    right = f"{family!r} ({imp.op})" if imp is not None else (repr(family) if family else "no implementation value")
+    imp = structure.node(IMPLEMENTATION, families[0]) if families else None
+    right = "no implementation value"
+    if families:
+        right = f"{families[0]!r} ({imp.op})" if imp is not None else repr(families[0])
     ops = [o for o, n in structure.lowering(REFERENCE).op_node.items() if n == reference and o in structure.result_of]
     texts = [t for op in ops for t in structure.operand_texts(op)]
     return Finding(
         "DIVERGES",
         "error",
-        f"executed values of reference node {left} and {right} differ while their operands agree (seen at output {output!r})",
+        f"executed values of reference node {left} and {right} differ while their operands agree "
+        f"(seen at output {output!r})",
         [reference],
         structure.source(REFERENCE, reference),
-        structure.members(family) if family else [],
-        structure.source(IMPLEMENTATION, family) if family else None,
+        [f"{rank}:{name}" for rank, name in sorted(implementation.items())],
+        next((s for f in families if (s := structure.source(IMPLEMENTATION, f))), None),
         found="; ".join(dict.fromkeys(texts)) or None,
         expected=f"an implementation value aligned with {reference!r}",
     )
 
 
-def _family_name(structure: Structure, name: str) -> str:
-    """Accepts a family name or ``RANK:NAME``."""
-    rank, _, member = name.partition(":")
-    if member and rank.isdigit():
-        try:
-            return structure.family(IMPLEMENTATION).family_of(int(rank), member)
-        except (KeyError, IndexError):
-            return member
-    return name
+def execution_finding(structure: Structure, kind: str, message: str, nodes: Iterable[tuple[int, str]]) -> Finding:
+    """What an execution found by itself: ranks that wait for each other, memory read before it was written."""
+    listed = sorted(nodes)
+    families = [structure.family_name(rank, name) for rank, name in listed]
+    return Finding(
+        kind,
+        "error",
+        message,
+        implementation_nodes=[f"{rank}:{name}" for rank, name in listed],
+        implementation_source=next((s for f in families if (s := structure.source(IMPLEMENTATION, f))), None),
+    )
 
 
 def diagnosis_kinds(derivation: Derivation) -> dict[str, tuple[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from emerge.relate.derive import Derivation, Problem
 
@@ -13,34 +13,50 @@ EQUIVALENT, NOT_EQUIVALENT, UNKNOWN = "EQUIVALENT", "NOT_EQUIVALENT", "UNKNOWN"
 EVIDENCE = ("proved", "tested", "assumed")
 
 
-@runtime_checkable
+class DivergenceLike(Protocol):
+    """A reference node whose value differs while its operands agree, and the node in its place on every rank."""
+
+    @property
+    def reference(self) -> str: ...
+    @property
+    def implementation(self) -> Mapping[int, str]: ...
+
+
 class RefutationResult(Protocol):
-    """What an execution of both sides gave (implemented by :mod:`emerge.execute.refute`).
+    """What an execution of both sides gave; :class:`emerge.execute.refute.Refutation` has this form.
 
     Attributes:
-        status: ``refuted`` (an output differs), ``agree`` (no difference found), ``impossible`` (it could not be run).
-        reason: one sentence; why it was impossible, or what was compared.
-        output: the reference output that differs.
-        max_abs_diff: largest absolute difference there.
-        sizes: ``captured`` or ``reduced``.
-        diverging: (reference node, implementation node) where values first differ while their operands agree.
-        payload: what replays the counterexample, None unless refuted.
+        outcome: ``refuted``, ``agree`` (no difference in any sample) or ``impossible`` (nothing can be said).
+        reason: one sentence.
+        kind: a diagnosis that execution itself gives (``UNINITIALISED``, ``WRONG_GROUP``, ..), ``""`` for values.
+        output: the reference output that differs, ``""`` where the implementation did not finish.
+        difference: the worst one, with ``max_abs_diff``; None where there is none.
+        sizes: ``captured`` or ``reduced``; ``vectors``: the lengths that were reduced, per run.
+        diverging: where the programs part.
+        assumptions: (name, where, why) that the samples rest on.
+        witnesses: executed samples; ``nodes`` of the first are (rank, node) where ``kind`` names some.
     """
 
     @property
-    def status(self) -> str: ...
+    def outcome(self) -> str: ...
     @property
     def reason(self) -> str: ...
     @property
+    def kind(self) -> str: ...
+    @property
     def output(self) -> str: ...
     @property
-    def max_abs_diff(self) -> float: ...
+    def difference(self) -> Any: ...
     @property
     def sizes(self) -> str: ...
     @property
-    def diverging(self) -> Sequence[tuple[str, str]]: ...
+    def vectors(self) -> Sequence[Mapping[str, int]]: ...
     @property
-    def payload(self) -> Any: ...
+    def diverging(self) -> Sequence[DivergenceLike]: ...
+    @property
+    def assumptions(self) -> Sequence[tuple[str, str, str]]: ...
+    @property
+    def witnesses(self) -> Sequence[Any]: ...
 
 
 Refuter = Callable[[Problem, Derivation], "RefutationResult | None"]
@@ -51,12 +67,15 @@ class NotRun:
     """A refutation that did not take place; ``reason`` says why."""
 
     reason: str
-    status: str = "impossible"
+    outcome: str = "impossible"
+    kind: str = ""
     output: str = ""
-    max_abs_diff: float = 0.0
+    difference: Any = None
     sizes: str = "captured"
-    diverging: tuple[tuple[str, str], ...] = ()
-    payload: Any = None
+    vectors: tuple[Mapping[str, int], ...] = ()
+    diverging: tuple[DivergenceLike, ...] = ()
+    assumptions: tuple[tuple[str, str, str], ...] = ()
+    witnesses: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -147,7 +166,7 @@ class PairResult:
         verdict: None when there is an ``error``.
         failed_on: kinds of findings that the campaign file counts as failures of this pair.
         sources: paths the pair was read from, for ``emerge replay``.
-        payload: of the counterexample, to be saved; not part of the report.
+        payload: the refutation behind the counterexample, to be saved; not part of the report.
         seconds: by stage.
     """
 
@@ -185,6 +204,3 @@ class PairResult:
     def as_expected(self) -> bool:
         """Does the verdict meet ``expect``?"""
         return (self.verdict == EQUIVALENT) == (self.expect == "equivalent") and self.verdict not in (None, UNKNOWN)
-
-
-Levels = Mapping[str, str]

@@ -1,4 +1,4 @@
-"""The bug corpus: right twins are proved, wrong twins are not, execution agrees, and the derivation stops at the blame."""
+"""The bug corpus: right twins are EQUIVALENT, wrong twins NOT_EQUIVALENT, and findings point at the blame."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from support.pairs import case_problem, largest_difference, stops, unproved
 from emerge.engine.run import available_engines
 from emerge.graph.source import load_case
 from emerge.relate.derive import Derivation, Problem, derive
+from emerge.verdict.decide import decide
+from emerge.verdict.types import PairResult
 
 HERE = Path(__file__).resolve().parent
 IDS = [row.id for row in make_cases.ROWS]
@@ -25,6 +27,8 @@ UNPROVED = {
 }
 #: Wrong twins whose derivation stops nowhere: axes that do not nest take the axes of every tied tensor with them.
 NO_FRONTIER = {"QKV-03", "SHARD-01", "SHARD-07"}
+#: Wrong twins that are not refuted yet.
+NOT_REFUTED = {"CTL-04": "execution takes an input that only some ranks read for a computed value"}
 
 
 @cache
@@ -80,6 +84,48 @@ def test_derivation_stops_at_the_blame(row: str, engine: str, request: pytest.Fi
     found = {result.reference.op_node[o] for o, _ in result.result.relations["frontier"]}
     blamed = expectations(row)["wrong"]["blame"]["reference"]
     assert found & set(blamed), f"stops at {sorted(found)}, expected {blamed}"
+
+
+@cache
+def verdict(row: str, twin: str) -> PairResult:
+    pytest.importorskip("torch", reason="executing graphs needs torch")
+    from emerge.execute.refute import refute
+
+    return decide(problem(row, twin), derived(row, twin, "embedded"), lambda p, d: refute(p, d, device="cpu"))
+
+
+@pytest.mark.parametrize("row", IDS)
+def test_verdict_of_the_right_twin(row: str, request: pytest.FixtureRequest) -> None:
+    if row in UNPROVED:
+        request.applymarker(pytest.mark.xfail(reason=UNPROVED[row], strict=True))
+    assert verdict(row, "right").verdict == expectations(row)["right"]["verdict"]
+
+
+@pytest.mark.parametrize("row", IDS)
+def test_right_twin_is_not_refuted(row: str) -> None:
+    assert verdict(row, "right").verdict != "NOT_EQUIVALENT"
+
+
+@pytest.mark.parametrize("row", IDS)
+def test_verdict_of_the_wrong_twin(row: str, request: pytest.FixtureRequest) -> None:
+    if row in NOT_REFUTED:
+        request.applymarker(pytest.mark.xfail(reason=NOT_REFUTED[row], strict=True))
+    found = verdict(row, "wrong")
+    assert found.verdict == expectations(row)["wrong"]["verdict"], found.reason
+
+
+@pytest.mark.parametrize("row", IDS)
+def test_findings_point_at_the_blame(row: str, request: pytest.FixtureRequest) -> None:
+    if row in NO_FRONTIER:
+        request.applymarker(pytest.mark.xfail(reason="axis conflict: findings stand at the inputs", strict=True))
+    blame = expectations(row)["wrong"]["blame"]
+    found = verdict(row, "wrong").findings
+    reference = {n for f in found for n in f.reference_nodes}
+    ranks = {int(n.partition(":")[0]) for f in found for n in f.implementation_nodes}
+    assert reference & set(blame["reference"]), [(f.kind, f.reference_nodes, f.implementation_nodes) for f in found]
+    assert ranks >= set(blame.get("ranks", ())), found
+    lines = {f.reference_source for f in found} | {f.implementation_source for f in found}
+    assert any(line and line.startswith("tests/bugs/make_cases.py:") for line in lines), lines
 
 
 @pytest.mark.parametrize("row", IDS)

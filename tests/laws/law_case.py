@@ -29,7 +29,7 @@ class LawCase:
 
     Attributes:
         reference: writes the sequential graph; ``right``/``wrong``: what implementations are called -> how they go.
-        given, outputs: notation, see :mod:`support.pairs`.
+        given, outputs: notation, see :mod:`support.pairs`; "" = output that is not claimed.
         unproved: right implementation -> why it has no derivation yet. Such a pair must start to fail here (strict
             xfail) as soon as it is proved.
         ranges: exclusive upper bounds of integer inputs, for execution.

@@ -9,6 +9,7 @@ import cases_collective
 import cases_layout
 import cases_local
 import cases_partial
+import cases_ranks
 import cases_vocabulary
 import pytest
 from law_case import LawCase
@@ -17,7 +18,7 @@ from support.pairs import largest_difference, stops, unproved
 from emerge.engine.run import available_engines
 from emerge.relate.derive import Problem, derive
 
-MODULES = (cases_local, cases_layout, cases_attention, cases_collective, cases_partial, cases_vocabulary)
+MODULES = (cases_local, cases_layout, cases_attention, cases_collective, cases_partial, cases_vocabulary, cases_ranks)
 CASES: dict[str, LawCase] = {c.name: c for module in MODULES for c in module.CASES}
 RIGHT = [(name, variant) for name, c in CASES.items() for variant in c.right]
 WRONG = [(name, variant) for name, c in CASES.items() for variant in c.wrong]

@@ -26,7 +26,7 @@ class Pair:
 
     Attributes:
         given: reference input (or a piece ``w[0:4]``) -> notation, or (implementation input or piece, notation).
-        outputs: notation of every output, by position.
+        outputs: notation of every output, by position; "" = not claimed.
         ranges: integer input -> exclusive upper bound of its values, for execution.
     """
 
@@ -43,6 +43,8 @@ class Pair:
         inputs = [self._given(mesh, seq, dist, k, v) for k, v in self.given.items()]
         outputs = []
         for position, text in enumerate(self.outputs):
+            if not text:
+                continue
             s = next(o.name for o in seq.outputs if o.position == position)
             found = [o.name for o in dist.outputs if o.position == position]
             assert s is not None, f"reference output {position} has no value"
@@ -228,15 +230,22 @@ def _boxes(p: Piece, shape: list[int]) -> list[tuple[int, int, int]]:
 
 
 def largest_difference(problem: Problem, ranges: Mapping[str, int], seed: int = 0) -> float:
-    """Largest relative difference between what the outputs should be and what they are, over all claims and ranks."""
+    """Largest relative difference between what the outputs should be and what they are, over all claims and ranks.
+
+    Infinite where the implementation fails on inputs that the reference accepts.
+    """
     import torch
 
     from emerge.execute.lockstep import run_ranks, run_sequential
+    from emerge.util.errors import ExecutionError
 
     reference, ranks = problem.reference.graphs[0], problem.implementation.graphs
     values = sampled(reference, ranges, seed)
     expected = run_sequential(reference, values)
-    found = run_ranks(ranks, rank_inputs(problem, values))
+    try:
+        found = run_ranks(ranks, rank_inputs(problem, values))
+    except ExecutionError:
+        return float("inf")
     worst = 0.0
     for s in problem.outputs:
         position = next(o for o in problem.implementation.outputs if o.name == s.implementation.name)

@@ -1,0 +1,215 @@
+"""Scenes at the edges of the laws: definedness, integer types, ambiguity, sizes of one, copies."""
+
+from __future__ import annotations
+
+from emerge.rules.build import Build, Val
+from emerge.rules.scenes import scene
+
+
+@scene("partial maximum through functions")
+def partial_maximum(b: Build) -> None:
+    """A maximum (minimum) over a sharded dimension that meets a function before it is reduced."""
+    axis = b.axis()
+    b.dim("t"), b.dim("v", [axis])
+    x = b.input(["t", "v"], [None, axis])
+    shift = b.pick([0.0, 3.0, 30.0])
+    x = b.map("add.Tensor", x, shift) if shift else x
+    op, how = b.pick([("amax", "max"), ("amin", "min"), ("prod.dim_int", "prod")])
+    top = b.both(op, lambda r: [x.ref if r else x.imp, 1 if op.startswith("prod") else [1]])
+    v = b.keep(Val(*top, ("t",), (None,), (axis,), how))
+    bias = b.input(["t"], keep=False)
+    for name in ("exp", "log", "sqrt", "tanh", "sigmoid", "relu", "neg", "abs", "square", "reciprocal", "rsqrt", "sin"):
+        f = b.both(name, lambda r: [v.ref if r else v.imp])
+        b.keep(Val(*f, ("t",), (None,)))
+        if how != "prod":
+            b.keep(Val(f[0], b.imp.all_reduce(f[1], axis, how), ("t",), (None,)))
+    for name in ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum", "minimum"):
+        for flip in (False, True):
+            def args(r: bool, flip: bool = flip) -> list[object]:
+                pair = [v.ref if r else v.imp, bias.ref if r else bias.imp]
+                return pair[::-1] if flip else pair
+
+            f = b.both(name, args)
+            b.keep(Val(f[0], b.imp.all_reduce(f[1], axis, how if how != "prod" else "sum"), ("t",), (None,)))
+
+
+@scene("partial sums through operators")
+def partial_sums(b: Build) -> None:
+    """A partial sum that meets every operator before it is reduced."""
+    axis = b.axis()
+    b.dim("t"), b.dim("k", [axis]), b.dim("h")
+    x, w = b.input(["t", "k"], [None, axis], keep=False), b.input(["k", "h"], [axis, None], keep=False)
+    part = b.both("mm", lambda r: [x.ref if r else x.imp, w.ref if r else w.imp])
+    y = b.input(["t", "h"], keep=False)
+    cond = b.both("gt.Scalar", lambda r: [y.ref if r else y.imp, 0.0])
+
+    def p(r: bool) -> object:
+        return part[0 if r else 1]
+
+    def q(r: bool) -> object:
+        return y.ref if r else y.imp
+
+    tried = [
+        ("add.Tensor", lambda r: [p(r), q(r)]), ("sub.Tensor", lambda r: [q(r), p(r)]), ("mul.Tensor", lambda r: [p(r), q(r)]),
+        ("mul.Tensor", lambda r: [p(r), p(r)]), ("div.Tensor", lambda r: [p(r), q(r)]), ("div.Tensor", lambda r: [q(r), p(r)]),
+        ("add.Tensor", lambda r: [p(r), p(r)]), ("sub.Tensor", lambda r: [p(r), p(r)]), ("add.Tensor", lambda r: [p(r), 0.5]),
+        ("mul.Tensor", lambda r: [p(r), 0.5]), ("neg", lambda r: [p(r)]), ("relu", lambda r: [p(r)]),
+        ("cumsum", lambda r: [p(r), 1]), ("cumprod", lambda r: [p(r), 1]), ("_softmax", lambda r: [p(r), 1, False]),
+        ("masked_fill.Scalar", lambda r: [p(r), cond[0 if r else 1], 0.0]),
+        ("masked_fill.Scalar", lambda r: [p(r), cond[0 if r else 1], 1.0]),
+        ("mul.Tensor", lambda r: [p(r), cond[0 if r else 1]]), ("where.self", lambda r: [cond[0 if r else 1], p(r), q(r)]),
+        ("sum.dim_IntList", lambda r: [p(r), [1], True]), ("mean.dim", lambda r: [p(r), [1], True]),
+        ("amax", lambda r: [p(r), [1], True]), ("slice.Tensor", lambda r: [p(r), 1, 1, b.sizes["h"]]),
+        ("flip", lambda r: [p(r), [1]]), ("tril", lambda r: [p(r)]), ("constant_pad_nd", lambda r: [p(r), [1, 2], 0.0]),
+        ("constant_pad_nd", lambda r: [p(r), [1, 2], 1.0]), ("cat", lambda r: [[p(r), p(r)], 1]), ("cat", lambda r: [[p(r), q(r)], 1]),
+        ("roll", lambda r: [p(r), [1], [1]]), ("addcmul", lambda r: [p(r), q(r), q(r)]), ("clamp", lambda r: [p(r), -0.5, 0.5]),
+        ("reshape", lambda r: [p(r), [b.sizes["h"], b.sizes["t"]]]), ("pow.Tensor_Scalar", lambda r: [p(r), 2]),
+        ("topk", None), ("lerp.Scalar", lambda r: [p(r), q(r), 0.3]), ("maximum", lambda r: [p(r), q(r)]),
+        ("rsub.Scalar", lambda r: [p(r), 1.0]), ("repeat", lambda r: [p(r), [2, 1]]), ("sort", None),
+    ]  # fmt: skip
+    for name, args in b.rng.sample(tried, 14):
+        if args is None:
+            out = b.both(name, lambda r, name=name: [p(r), *([2] if name == "topk" else []), 1])
+            out = (b.reference.item(out[0], 0), b.imp.item(out[1], 0))
+        else:
+            out = b.both(name, args)
+        b.keep(Val(out[0], b.imp.all_reduce(out[1], axis), ("?",) * 0, ()))
+    b.vals.clear()
+
+
+@scene("integer partials")
+def integer_partials(b: Build) -> None:
+    """Sums and maxima of integers over a sharded dimension, then integer arithmetic."""
+    axis = b.axis()
+    b.dim("t"), b.dim("v", [axis])
+    x = b.input(["t", "v"], [None, axis], dtype="int64", high=50, keep=False)
+    y = b.input(["t"], dtype="int64", high=50, keep=False)
+    for op, how in (("sum.dim_IntList", "sum"), ("amax", "max"), ("amin", "min")):
+        part = b.both(op, lambda r: [x.ref if r else x.imp, [1]])
+        for name, alpha in (("add.Tensor", 1), ("sub.Tensor", 1), ("add.Tensor", 2), ("sub.Tensor", 2), ("add.Tensor", -3)):
+            for flip in (False, True):
+                def args(r: bool, flip: bool = flip) -> list[object]:
+                    pair = [part[0 if r else 1], y.ref if r else y.imp]
+                    return pair[::-1] if flip else pair
+
+                out = b.both(name, args, alpha=alpha)
+                b.imp.all_reduce(out[1], axis, how)
+        more = b.both("mul.Tensor", lambda r: [part[0 if r else 1], -2])
+        b.imp.all_reduce(more[1], axis, how)
+        more = b.both("div.Tensor", lambda r: [part[0 if r else 1], 3])
+        b.imp.all_reduce(more[1], axis, how)
+        more = b.both("div.Tensor_mode", lambda r: [part[0 if r else 1], 3], rounding_mode="floor")
+        b.imp.all_reduce(more[1], axis, how)
+        more = b.both("_to_copy", lambda r: [part[0 if r else 1]], dtype=_type("float64"))
+        b.imp.all_reduce(more[1], axis, how)
+
+
+def _type(name: str) -> object:
+    from emerge.graph.model import DType
+
+    return DType(name)
+
+
+@scene("masked infinities")
+def infinities(b: Build) -> None:
+    """-inf where a mask holds, then the mask applied by multiplication or by writing zeros."""
+    axis = b.axis()
+    b.dim("t"), b.dim("v", [axis]), b.dim("h")
+    x = b.input(["t", "v"], [None, axis])
+    m = b.input(["t", "v"], [None, axis], dtype="bool", keep=False)
+    low = b.both("masked_fill.Scalar", lambda r: [x.ref if r else x.imp, m.ref if r else m.imp, float("-inf")])
+    keep = b.both("logical_not", lambda r: [m.ref if r else m.imp])
+    zero = b.reference.op("masked_fill.Scalar", low[0], m.ref, 0.0)
+    if b.rng.random() < 0.5:
+        times = b.imp.op("mul.Tensor", low[1], keep[1])
+    else:
+        times = b.imp.op("where.self", keep[1], low[1], b.imp.op("zeros_like", low[1]))
+    b.keep(Val(zero, times, ("t", "v"), (None, axis)))
+    e = b.both("exp", lambda r: [low[0 if r else 1]])
+    v = b.keep(Val(*e, ("t", "v"), (None, axis)))
+    total = b.both("sum.dim_IntList", lambda r: [v.ref if r else v.imp, [1]])
+    b.keep(Val(total[0], b.imp.all_reduce(total[1], axis), ("t",), (None,)))
+    top = b.both("amax", lambda r: [low[0 if r else 1], [1]])
+    b.keep(Val(top[0], b.imp.all_reduce(top[1], axis, "max"), ("t",), (None,)))
+    w = b.input(["v", "h"], [axis, None], keep=False)
+    masked = b.both("masked_fill.Scalar", lambda r: [w.ref if r else w.imp, b.both("gt.Scalar", lambda q: [w.ref if q else w.imp, 1.0])[0 if r else 1], float("inf")])
+    b.keep(Val(*b.both("mm", lambda r: [v.ref if r else v.imp, masked[0 if r else 1]]), ("t", "h"), (None, None), (axis,), "sum"))
+
+
+@scene("copies and sizes of one")
+def copies(b: Build) -> None:
+    """Whole axes over expanded dimensions, sums of copies, sizes of one."""
+    b.dim("t"), b.dim("e")
+    b.sizes["one"] = 1
+    x = b.input(["t", "one"])
+    wide = b.both("expand", lambda r: [x.ref if r else x.imp, [b.sizes["t"], b.sizes["e"] if r or not b.fault("not expanded") else 1]])
+    for op, more in (("_softmax", [1, False]), ("cumsum", [1]), ("sum.dim_IntList", [[1]]), ("mean.dim", [[1]]),
+                     ("amax", [[1]]), ("prod.dim_int", [1]), ("_log_softmax", [1, False])):  # fmt: skip
+        b.both(op, lambda r: [wide[0 if r else 1], *more])
+    soft = b.both("_softmax", lambda r: [x.ref if r else x.imp, 1, False])
+    b.keep(Val(*soft, ("t", "one"), (None, None)))
+
+
+@scene("square and its transpose")
+def square(b: Build) -> None:
+    """``x + x^T``, ``x @ x``: the same tensor twice, in two layouts; equal sizes everywhere."""
+    axis = b.axis()
+    k = b.mesh[axis]
+    b.sizes.update({"n": 2 * k, "m": 2 * k})
+    dims = b.pick([(axis, None), (None, axis), (None, None)])
+    x, y = b.input(["n", "m"], dims), b.input(["n", "m"], dims)
+    swap = b.fault("two equally shaped operands exchanged")
+    for name in ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum"):
+        t = b.both("t", lambda r: [x.ref if r else x.imp])
+        if dims == (None, None):
+            b.both(name, lambda r: [x.ref if r else x.imp, t[0 if r else 1]])
+            b.both("mm", lambda r: [x.ref if r else x.imp, t[0 if r else 1]])
+        ref = b.reference.op(name, x.ref, y.ref)
+        imp = b.imp.op(name, *((y.imp, x.imp) if swap else (x.imp, y.imp)))
+        b.keep(Val(ref, imp, ("n", "m"), dims))
+    if dims[0] == axis:
+        full = b.imp.all_gather(x.imp, axis)
+        t = (b.reference.op("t", x.ref), b.imp.op("t", full))
+        b.keep(Val(b.reference.op("mm", x.ref, x.ref), b.imp.op("mm", x.imp, full), ("n", "m"), dims))
+        b.both("mm", lambda r: [x.ref if r else full, t[0 if r else 1]])
+        b.reference.op("add.Tensor", x.ref, t[0]), b.imp.op("add.Tensor", full, t[1])
+    w = b.input(["n", "m"], [axis, None])
+    v = b.input(["n", "m"], [None, axis])
+    b.reference.op("add.Tensor", w.ref, v.ref), b.imp.op("view", b.imp.op("mm", b.imp.op("t", w.imp), b.imp.op("t", v.imp)), [-1])
+    b.reference.op("mm", w.ref, v.ref), b.imp.op("mm", w.imp, v.imp)
+    b.reference.op("mm", v.ref, w.ref), b.imp.op("mm", v.imp, w.imp)
+
+
+@scene("negative index")
+def negative(b: Build) -> None:
+    """Indices that count from the end (the assumption ``index_range`` excludes them; a masked index must not have them)."""
+    axis = b.axis()
+    b.dim("t"), b.dim("v", [axis]), b.dim("h")
+    ids = b.input(["t"], dtype="int64", high=b.sizes["v"], keep=False)
+    table = b.input(["v", "h"], [axis, None], keep=False)
+    n = b.sizes["v"] // b.mesh[axis]
+    low = b.per_rank(lambda r: b.imp.at(r, axis) * n)
+    high = b.per_rank(lambda r: b.imp.at(r, axis) * n + n)
+    outside = b.imp.op("bitwise_or.Tensor", b.imp.op("lt.Scalar", ids.imp, low), b.imp.op("ge.Scalar", ids.imp, high))
+    index = b.imp.op("masked_fill.Scalar", b.imp.op("sub.Tensor", ids.imp, low), outside, -1)
+    ref = b.reference.op("index.Tensor", table.ref, [ids.ref])
+    out = b.imp.op("index.Tensor", table.imp, [index])
+    if b.rng.random() < 0.5:
+        out = b.imp.op("masked_fill.Scalar", out, b.imp.op("unsqueeze", outside, -1), 0.0)
+    b.keep(Val(ref, b.imp.all_reduce(out, axis), ("t", "h"), (None, None)))
+
+
+@scene("broadcast from one rank")
+def broadcast(b: Build) -> None:
+    """Broadcasts of replicated values (right), of shards and partial sums (wrong)."""
+    axis = b.axis()
+    b.dim("t", [axis]), b.dim("h")
+    x, y = b.input(["t", "h"], [axis, None]), b.input(["t", "h"])
+    ranks = b.imp.groups["world"][0]
+    z = b.imp.broadcast(y.imp, "world", ranks[-1])
+    b.keep(b.like(y, y.ref, z))
+    b.imp.broadcast(x.imp, "world", 0)
+    part = b.both("sum.dim_IntList", lambda r: [x.ref if r else x.imp, [0]])
+    b.keep(Val(part[0], b.imp.broadcast(part[1], "world", 0), ("h",), (None,)))
+    b.vals.pop()
+    b.keep(Val(part[0], b.imp.all_reduce(part[1], axis), ("h",), (None,)))
