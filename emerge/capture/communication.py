@@ -117,7 +117,8 @@ def record_c10d(rec: Recorder, func: Any, args: Any, kwargs: Any, place: Place) 
 
 
 UNSUPPORTED = (
-    "c10d::{} has no form in a graph file; use all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send or recv"
+    "c10d::{} has no form in a graph file; "
+    "use all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send or recv"
 )
 
 
@@ -159,7 +160,9 @@ class _Call:
     def view(self, name: str, dtype: Any, have: Any, want: Any) -> str:
         if tuple(have) == tuple(want):
             return name
-        return self.rec.add_node("aten.view.default", [Ref(name), [int(s) for s in want]], {}, self.place, TypeOnly(dtype, tuple(want)))
+        return self.rec.add_node(
+            "aten.view.default", [Ref(name), [int(s) for s in want]], {}, self.place, TypeOnly(dtype, tuple(want))
+        )
 
     def write(self, tensor: Any, name: str, have: Any) -> None:
         self.rec.name_of(tensor)
@@ -169,7 +172,9 @@ class _Call:
         """Tensors of one shape concatenated along dimension 0 (scalars as one element each)."""
         first = tensors[0]
         shape = tuple(first.shape) or (1,)
-        refs: list[Arg] = [Ref(self.view(self.rec.name_of(t), t.dtype, t.shape, tuple(t.shape) or (1,))) for t in tensors]
+        refs: list[Arg] = [
+            Ref(self.view(self.rec.name_of(t), t.dtype, t.shape, tuple(t.shape) or (1,))) for t in tensors
+        ]
         total = (sum((tuple(t.shape) or (1,))[0] for t in tensors), *shape[1:])
         name = self.rec.add_node("aten.cat.default", [refs], {}, self.place, TypeOnly(first.dtype, total))
         return name, total
@@ -180,7 +185,9 @@ class _Call:
         for t in tensors:
             rows = (tuple(t.shape) or (1,))[0]
             shape = (rows, *tuple(t.shape)[1:])
-            piece = self.rec.add_node("aten.slice.Tensor", [Ref(name), 0, start, start + rows], {}, self.place, TypeOnly(dtype, shape))
+            piece = self.rec.add_node(
+                "aten.slice.Tensor", [Ref(name), 0, start, start + rows], {}, self.place, TypeOnly(dtype, shape)
+            )
             self.write(t, piece, shape)
             start += rows
 
@@ -218,7 +225,9 @@ def _scatter_list(c: _Call) -> None:
             _check_equal([x], out)
         name, _ = c.cat(list(xs))
         result = tuple(out.shape) or (1,)
-        c.write(out, c.issue("reduce_scatter_tensor", [Ref(name), c.reduction(), c.size, c.name], out.dtype, result), result)
+        c.write(
+            out, c.issue("reduce_scatter_tensor", [Ref(name), c.reduction(), c.size, c.name], out.dtype, result), result
+        )
 
 
 def _exchange_base(c: _Call) -> None:
@@ -233,8 +242,10 @@ def _exchange_list(c: _Call) -> None:
     outs, xs = list(c.args["output_tensors"]), list(c.args["input_tensors"])
     name, shape = c.cat(xs)
     sizes: list[list[Arg]] = [[(tuple(t.shape) or (1,))[0] for t in ts] for ts in (outs, xs)]
-    result = (sum(int(s) for s in sizes[0]), *shape[1:])  # type: ignore[arg-type]
-    c.scatter_rows(c.issue("all_to_all_single", [Ref(name), sizes[0], sizes[1], c.name], xs[0].dtype, result), outs, xs[0].dtype)
+    result = (sum((tuple(t.shape) or (1,))[0] for t in outs), *shape[1:])
+    c.scatter_rows(
+        c.issue("all_to_all_single", [Ref(name), sizes[0], sizes[1], c.name], xs[0].dtype, result), outs, xs[0].dtype
+    )
 
 
 def _broadcast(c: _Call) -> None:
@@ -283,7 +294,9 @@ def _nothing(c: _Call) -> None:
 def _check_equal(tensors: Any, like: Any) -> None:
     for t in tensors:
         if tuple(t.shape) != tuple(like.shape):
-            raise CaptureError(f"a collective over tensors of different shapes {list(t.shape)} and {list(like.shape)}; pad them")
+            raise CaptureError(
+                f"a collective over tensors of different shapes {list(t.shape)} and {list(like.shape)}; pad them"
+            )
 
 
 _HANDLERS = {

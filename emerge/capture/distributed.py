@@ -31,6 +31,7 @@ def capture_ranks(
     loss: Callable[[Any], Any] | None = None,
     substitutions: Sequence[Substitution] = (),
     progress: Progress | None = None,
+    files: set[str] | None = None,
 ) -> list[Graph]:
     """One graph per rank of a parallel program.
 
@@ -39,7 +40,7 @@ def capture_ranks(
             ``DeviceMesh`` with the axes below. Weights drawn at random are the same on every rank.
         mesh: device axes, e.g. ``{"dp": 2, "tp": 4}``; ranks are row-major over them.
         ranks: ``"all"`` or some of them.
-        progress: called with one line per rank.
+        progress: called with one line per rank. files: filled with the source files that take part.
 
     Raises:
         CaptureError: a rank's program cannot be captured; or torch.distributed is in use already.
@@ -49,7 +50,7 @@ def capture_ranks(
     world = prod(mesh.values())
     if world < 1 or any(type(n) is not int or n < 1 for n in mesh.values()):
         raise CaptureError(f"expected a mesh of positive sizes, found {mesh}; correct it")
-    chosen = range(world) if ranks == "all" else list(ranks)
+    chosen: list[Any] = list(range(world)) if ranks == "all" else list(ranks)
     if any(type(r) is not int or not 0 <= r < world for r in chosen):
         raise CaptureError(f"expected ranks from 0 to {world - 1}, found {ranks!r}; correct them")
     graphs = []
@@ -58,7 +59,9 @@ def capture_ranks(
             progress(f"{name}: rank {rank} of {world}")
         with fake_rank(rank, world), device_mesh(mesh, fake) as torch_mesh:
             settings = Settings(f"{name}/rank{rank}", mode, fake, dict(mesh), rank, world, loss=loss)
-            graphs.append(run_capture(lambda r=rank, m=torch_mesh: build(m, r), settings, list(substitutions)))  # type: ignore[misc]
+            graphs.append(run_capture(lambda r=rank, m=torch_mesh: build(m, r), settings, substitutions))  # type: ignore[misc]
+        if files is not None:
+            files |= settings.files
     return graphs
 
 
@@ -73,7 +76,9 @@ def fake_rank(rank: int, world: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise CaptureError("torch.distributed is initialised already; capture in a process of its own, without init_process_group")
+        raise CaptureError(
+            "torch.distributed is initialised already; capture in a process of its own, without init_process_group"
+        )
     saved = {k: os.environ.get(k) for k in _ENVIRONMENT}
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     os.environ.setdefault("MASTER_ADDR", "localhost")
@@ -110,7 +115,12 @@ def forget_rank() -> None:
         from torch.distributed.device_mesh import _mesh_resources
     except ImportError:
         return
-    for table in ("child_to_root_mapping", "mesh_dim_group_options", "flatten_name_to_root_dims", "root_to_flatten_mapping"):
+    for table in (
+        "child_to_root_mapping",
+        "mesh_dim_group_options",
+        "flatten_name_to_root_dims",
+        "root_to_flatten_mapping",
+    ):
         found = getattr(_mesh_resources, table, None)
         if isinstance(found, dict):
             found.clear()
@@ -153,7 +163,16 @@ def real_meshes() -> Iterator[None]:
 
         return run
 
-    for key in ("__init__", "__getitem__", "_flatten", "_unflatten", "_get_all_submeshes", "_concatenate", "get_all_groups", "from_group"):
+    for key in (
+        "__init__",
+        "__getitem__",
+        "_flatten",
+        "_unflatten",
+        "_get_all_submeshes",
+        "_concatenate",
+        "get_all_groups",
+        "from_group",
+    ):
         if callable(vars(DeviceMesh).get(key)):
             saved[key] = vars(DeviceMesh)[key]
             setattr(DeviceMesh, key, outside(saved[key]))

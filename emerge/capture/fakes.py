@@ -34,7 +34,7 @@ def without_data(program: Program) -> Iterator[tuple[Program, Any]]:
                 for table in (module._parameters, module._buffers):
                     for key, value in table.items():
                         saved.append((table, key, value))
-                        table[key] = convert(value)  # type: ignore[assignment]
+                        table[key] = convert(value)
         args, kwargs = _pytree.tree_map(convert, (program.args, program.kwargs))
         yield Program(target, args, kwargs), mode
     finally:

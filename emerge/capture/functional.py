@@ -49,12 +49,16 @@ def record_mutation(rec: Recorder, func: Any, args: Any, kwargs: Any, place: Pla
         names = [rec.item(tuple_name, i, s, place) for i, s in enumerate(spec)]
     tensors = [t for n in written for t in (bound[n] if isinstance(bound[n], (list, tuple)) else [bound[n]])]
     if len(tensors) != len(names):
-        raise CaptureError(f"{func} writes {len(tensors)} tensors and returns {len(names)}; it has no functional form here")
+        raise CaptureError(
+            f"{func} writes {len(tensors)} tensors and returns {len(names)}; it has no functional form here"
+        )
     for tensor, name, s in zip(tensors, names, spec):
         if s.dtype != tensor.dtype:
             name = cast(rec, name, tensor, place)
         if tuple(s.shape) != tuple(tensor.shape):
-            raise CaptureError(f"{func} resizes its output from {list(tensor.shape)} to {list(s.shape)}; allocate it in that shape")
+            raise CaptureError(
+                f"{func} resizes its output from {list(tensor.shape)} to {list(s.shape)}; allocate it in that shape"
+            )
         rec.memory.write(tensor, name, place)
     if seeded and not rec.building:
         rec.state.nodes[-1].extra["rng"] = {"call": rec.state.random_calls}
@@ -161,7 +165,7 @@ def result_types(rec: Recorder, target: Any, bound: dict[str, Any]) -> TypeOnly 
 
     with rec.pause(), unset_fake_temporarily(), torch.no_grad():
         kept = {k: meta(v) for k, v in bound.items() if not isinstance(v, torch.Generator)}
-        positional, keywords = arrange(target._schema, kept)  # type: ignore[arg-type]
+        positional, keywords = arrange(target._schema, kept)
         out = target(*positional, **keywords)
     if isinstance(out, torch.Tensor):
         return TypeOnly(out.dtype, tuple(out.shape))

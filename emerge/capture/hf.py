@@ -12,8 +12,9 @@ No file is downloaded and no hub is asked: the class and its config are built fr
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +36,8 @@ class HFSpec:
     Attributes:
         architecture: class name, e.g. ``LlamaForCausalLM``. config: fields of its config; the rest keeps its defaults.
         batch, seq: sizes of ``input_ids``. tp_size, ep_size: Transformers' own parallelism.
-        dtype: of the parameters; default float32 with data, bfloat16 without. attention: ``sdpa`` or ``eager``. experts: implementation of expert layers.
-        weights: folder with safetensors files, None for random weights.
+        dtype: of the parameters; default float32 with data, bfloat16 without.
+        attention: ``sdpa`` or ``eager``. experts: implementation of expert layers.
     """
 
     architecture: str
@@ -64,13 +65,18 @@ class HFSpec:
             hint = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(_KNOWN)
             raise CaptureError(f"expected known keys, found {unknown[0]!r}; {hint}", "hf")
         if not isinstance(hf.get("architecture"), str):
-            raise CaptureError("expected the class name of a model as 'architecture', e.g. LlamaForCausalLM; add it", "hf")
+            raise CaptureError(
+                "expected the class name of a model as 'architecture', e.g. LlamaForCausalLM; add it", "hf"
+            )
         sizes = dict(inputs or {})
         for key in ("batch", "seq"):
             if type(sizes.get(key, 1)) is not int or sizes.get(key, 1) < 1:
-                raise CaptureError(f"expected a positive integer for {key!r}, found {sizes[key]!r}; correct it", "inputs")
+                raise CaptureError(
+                    f"expected a positive integer for {key!r}, found {sizes[key]!r}; correct it", "inputs"
+                )
+        given: dict[str, Any] = {k: (dict(v) if k == "config" else v) for k, v in hf.items()}
         return HFSpec(
-            **{k: (dict(v) if k == "config" else v) for k, v in hf.items()},
+            **given,
             batch=sizes.pop("batch", 1), seq=sizes.pop("seq", 16), inputs=sizes,
         )  # fmt: skip
 
@@ -83,6 +89,7 @@ def capture_hf(
     fake: bool = False,
     ranks: str | Sequence[int] = "all",
     progress: Any = None,
+    files: set[str] | None = None,
 ) -> list[Graph]:
     """The graphs of a Transformers model: one, or one per rank of its tensor-parallel plan.
 
@@ -99,14 +106,17 @@ def capture_hf(
     with patched() as substitutions:
         if spec.tp_size == 1 and spec.ep_size == 1:
             settings = Settings(name, mode, fake, loss=_loss)
-            return [run_capture(lambda: _build(spec, mode, fake), settings, substitutions)]
+            graphs = [run_capture(lambda: _build(spec, mode, fake), settings, substitutions)]
+            if files is not None:
+                files |= settings.files
+            return graphs
 
         def build(mesh: Any, rank: int) -> Any:
             return _build(spec, mode, fake)
 
         return capture_ranks(
             build, {"tp": spec.tp_size}, ranks, name=name, mode=mode, fake=fake, loss=_loss,
-            substitutions=substitutions, progress=progress,
+            substitutions=substitutions, progress=progress, files=files,
         )  # fmt: skip
 
 
@@ -138,12 +148,18 @@ def make_model(spec: HFSpec, dtype: str) -> Any:
     try:
         import transformers
     except ImportError:
-        raise CaptureError("hf: needs the package transformers; install it, or name its environment with python_env", "hf") from None
+        raise CaptureError(
+            "hf: needs the package transformers; install it, or name its environment with python_env", "hf"
+        ) from None
     cls = getattr(transformers, spec.architecture, None)
     if cls is None or not hasattr(cls, "config_class"):
-        near = difflib.get_close_matches(spec.architecture, [n for n in dir(transformers) if n.endswith(("LM", "Model"))], 1)
+        near = difflib.get_close_matches(
+            spec.architecture, [n for n in dir(transformers) if n.endswith(("LM", "Model"))], 1
+        )
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise CaptureError(f"transformers {transformers.__version__} has no model {spec.architecture!r}{hint}", "hf: architecture")
+        raise CaptureError(
+            f"transformers {transformers.__version__} has no model {spec.architecture!r}{hint}", "hf: architecture"
+        )
     try:
         config = cls.config_class(**spec.config)
         config.use_cache = False
@@ -154,7 +170,9 @@ def make_model(spec: HFSpec, dtype: str) -> Any:
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(f"transformers refuses the config: {type(error).__name__}: {error}", f"hf: {spec.architecture}") from error
+        raise CaptureError(
+            f"transformers refuses the config: {type(error).__name__}: {error}", f"hf: {spec.architecture}"
+        ) from error
     return model
 
 
@@ -165,7 +183,9 @@ def distribute(model: Any, spec: HFSpec) -> Any:
     try:
         from transformers.distributed import DistributedConfig
     except ImportError:
-        raise CaptureError("tp_size needs a transformers with DistributedConfig (5.x); use a DTensor plan instead", "hf: tp_size") from None
+        raise CaptureError(
+            "tp_size needs a transformers with DistributedConfig (5.x); use a DTensor plan instead", "hf: tp_size"
+        ) from None
     options: dict[str, Any] = {"tp_size": spec.tp_size}
     if spec.ep_size > 1:
         options["ep_size"] = spec.ep_size
@@ -181,11 +201,10 @@ def patched() -> Iterator[list[Substitution]]:
     """Replaces what cannot be captured in Transformers; gives the list of what was replaced."""
     done: list[Substitution] = []
     with ExitStack() as stack:
-        try:
-            import transformers.masking_utils as masks
-        except ImportError:
-            masks = None
-        if masks is not None and hasattr(masks, "find_packed_sequence_indices"):
+        masks: Any = None
+        with suppress(ImportError):
+            masks = importlib.import_module("transformers.masking_utils")
+        if hasattr(masks, "find_packed_sequence_indices"):
             before = masks.find_packed_sequence_indices
             masks.find_packed_sequence_indices = lambda position_ids: None
             stack.callback(setattr, masks, "find_packed_sequence_indices", before)

@@ -1,7 +1,8 @@
 """DTensor placements as graph files hold them.
 
 ``placement`` lists one entry per axis of the graph's mesh: ``"Replicate"``, ``"Shard(0)"``,
-``"StridedShard(1, 2)"`` (dimension, split factor), ``"Partial(sum)"``, or null where the tensor's own mesh does not have that axis.
+``"StridedShard(1, 2)"`` (dimension, split factor), ``"Partial(sum)"``, or null where the tensor's own mesh does not
+have that axis.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def placement_of(tensor: Any, mesh: dict[str, int]) -> tuple[list[str | None] | 
 
 
 def _megatron(tensor: Any, mesh: dict[str, int]) -> tuple[list[str | None] | None, list[int] | None]:
-    """Placement of a parameter marked the Megatron way: ``tensor_model_parallel``, ``partition_dim``, ``partition_stride``."""
+    """Placement of a parameter with Megatron's marks ``tensor_model_parallel``, ``partition_dim``, ``partition_stride``."""
     dim = getattr(tensor, "partition_dim", None)
     if not getattr(tensor, "tensor_model_parallel", False) or type(dim) is not int or dim < 0 or not mesh:
         return None, None

@@ -23,7 +23,17 @@ _DTYPES = {
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _NAMESPACES = ("aten", "prims", "_c10d_functional", "_dtensor", "higher_order")
 _REFUSED_OPS = ("aten.from_file",)
-_SCALARS = ("as_int", "as_float", "as_bool", "as_string", "as_ints", "as_floats", "as_bools", "as_strings", "as_int_lists")
+_SCALARS = (
+    "as_int",
+    "as_float",
+    "as_bool",
+    "as_string",
+    "as_ints",
+    "as_floats",
+    "as_bools",
+    "as_strings",
+    "as_int_lists",
+)
 _MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
 #: Raw constants up to this many bytes are read; it bounds what a hostile archive can make us load.
 _MAX_BYTES = 1 << 28
@@ -58,12 +68,16 @@ class _Archive:
         try:
             self.zip = zipfile.ZipFile(path)
         except (OSError, zipfile.BadZipFile) as error:
-            raise CaptureError(f"expected a .pt2 archive, found a file that cannot be read as one ({error})", str(path)) from None
+            raise CaptureError(
+                f"expected a .pt2 archive, found a file that cannot be read as one ({error})", str(path)
+            ) from None
         self.names = self.zip.namelist()
-        program = self.member("models/model.json")
-        if program is None:
+        program = self.member("models/model.json") or ""
+        if not program:
             if self.member("serialized_exported_program.json") is not None:
-                self.fail("an archive of the old layout, whose tensors are pickled; export it again with torch 2.8 or newer")
+                self.fail(
+                    "an archive of the old layout, whose tensors are pickled; export it again with torch 2.8 or newer"
+                )
             self.fail("expected models/model.json in the archive, found none; write it with torch.export.save")
         self.program = self.json(program)
         if "graph_module" not in self.program:
@@ -99,7 +113,10 @@ class _Archive:
             return None
         if entry.get("use_pickle"):
             if not self.trust:
-                self.fail(f"constant {name!r} is pickled, and loading it would run code from the archive; pass trust (--trust) if you made it")
+                self.fail(
+                    f"constant {name!r} is pickled, and loading it would run code from the archive; "
+                    "pass trust (--trust) if you made it"
+                )
             import io
 
             return torch.load(io.BytesIO(self.zip.read(member)), weights_only=False)
@@ -153,13 +170,14 @@ class _Reader:
                 self.given[body["name"]] = value
                 continue
             argument = body["arg"]
-            name = argument.get("name") or (argument.get("as_tensor") or {}).get("name")
-            if kind == "user_input" and name is None:
-                ((_, value),) = argument.items()
-                continue  # a Python number the program does not take as a value
+            name = str(argument.get("name") or (argument.get("as_tensor") or {}).get("name") or "")
+            if kind == "user_input" and not name:
+                continue  # a Python number; the program does not take it as a value
             if kind not in ("parameter", "buffer", "tensor_constant", "user_input"):
                 raise CaptureError(f"an input of kind {kind}, which graphs do not have", str(self.path))
-            label = body.get("parameter_name") or body.get("buffer_name") or body.get("tensor_constant_name") or name
+            label = str(
+                body.get("parameter_name") or body.get("buffer_name") or body.get("tensor_constant_name") or name
+            )
             meta = self.graph["tensor_values"][name]
             if kind == "tensor_constant" or (kind == "buffer" and not body.get("persistent", True)):
                 value = self.archive.constant(label)
@@ -208,7 +226,8 @@ class _Reader:
 
     def _node(self, node: dict[str, Any], env: dict[str, Any]) -> None:
         target = self._operator(node["target"])
-        args, kwargs = [], {}
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
         for item in node["inputs"]:
             value = self._value(item["arg"], env)
             if item.get("kind") == 2 or (item.get("kind") is None and kwargs):
@@ -220,7 +239,9 @@ class _Reader:
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(f"{node['target']} fails: {str(error).splitlines()[0] if str(error) else error!r}", str(self.path)) from error
+            raise CaptureError(
+                f"{node['target']} fails: {str(error).splitlines()[0] if str(error) else error!r}", str(self.path)
+            ) from error
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         flat: list[dict[str, Any]] = []
         for out in node["outputs"]:
@@ -234,13 +255,21 @@ class _Reader:
         import torch
 
         parts = target.removeprefix("torch.ops.").split(".")
-        if not target.startswith("torch.ops.") or len(parts) not in (2, 3) or parts[0] not in _NAMESPACES or len(parts) == 2:
+        if (
+            not target.startswith("torch.ops.")
+            or len(parts) not in (2, 3)
+            or parts[0] not in _NAMESPACES
+            or len(parts) == 2
+        ):
             raise CaptureError(f"operator {target}, which capture does not run; export without it", str(self.path))
         if f"{parts[0]}.{parts[1]}" in _REFUSED_OPS:
             raise CaptureError(f"operator {target} reads files and is refused", str(self.path))
         found = getattr(getattr(getattr(torch.ops, parts[0]), parts[1], None), parts[2], None)
         if found is None:
-            raise CaptureError(f"this torch ({torch.__version__}) has no operator {target}; use the torch that exported the program", str(self.path))
+            raise CaptureError(
+                f"this torch ({torch.__version__}) has no operator {target}; use the torch that exported the program",
+                str(self.path),
+            )
         return found
 
     def _value(self, argument: dict[str, Any], env: dict[str, Any]) -> Any:
@@ -263,12 +292,16 @@ class _Reader:
             return torch.strided
         if kind == "as_device":
             return torch.device("cpu")
-        raise CaptureError(f"an argument of kind {kind} (symbolic sizes or sub-graphs); export with fixed shapes", str(self.path))
+        raise CaptureError(
+            f"an argument of kind {kind} (symbolic sizes or sub-graphs); export with fixed shapes", str(self.path)
+        )
 
     def _tensor(self, body: dict[str, Any], env: dict[str, Any]) -> Any:
         if "as_none" in body:
             return None
         name = body["name"] if "name" in body else body["as_tensor"]["name"]
         if name not in env:
-            raise CaptureError(f"the program reads {name!r} before it is computed; write the archive again", str(self.path))
+            raise CaptureError(
+                f"the program reads {name!r} before it is computed; write the archive again", str(self.path)
+            )
         return env[name]

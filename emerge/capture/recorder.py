@@ -25,7 +25,14 @@ from emerge.capture.memory import Memory, Step, meta_like
 from emerge.graph.model import Arg, DType, Input, Node, Ref, TensorType, TypedConst
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
-_READS = {"aten._local_scalar_dense", "aten.item", "aten.is_nonzero", "aten.equal", "aten.allclose", "aten.is_same_size"}
+_READS = {
+    "aten._local_scalar_dense",
+    "aten.item",
+    "aten.is_nonzero",
+    "aten.equal",
+    "aten.allclose",
+    "aten.is_same_size",
+}
 _IGNORED_NAMESPACES = ("prim", "profiler", "debugprims")
 _IGNORED = ("aten.sym_", "aten._assert", "aten.is_pinned", "aten.dense_dim", "aten.size", "aten.stride", "aten.set_")
 #: Multi-output view operators that become slices.
@@ -168,7 +175,7 @@ class Recorder(TorchDispatchMode):
         return place
 
     def _forward_partner(self, sequence: int) -> Place | None:
-        """Place of the forward operator behind an autograd node; where it has no number of its own, of the one before."""
+        """Place of the forward operator behind an autograd node, or of the nearest one before it."""
         for number in range(sequence, max(sequence - 4, 0), -1):
             if number in self.by_sequence:
                 return self.by_sequence[number]
@@ -241,11 +248,15 @@ class Recorder(TorchDispatchMode):
         self.state.nodes[-1].const, self.state.nodes[-1].has_const = values, True
         return name
 
-    def add_input(self, wish: str, tensor: Any, *, label: str | None = None, placement: Any = None, **extra: Any) -> str:
+    def add_input(
+        self, wish: str, tensor: Any, *, label: str | None = None, placement: Any = None, **extra: Any
+    ) -> str:
         """A graph input that holds this tensor."""
         name = self.names.new(wish)
         shape, dtype = tuple(int(s) for s in tensor.shape), dtype_name(tensor.dtype)
-        self.state.inputs.append(Input(name, dtype, shape, label, None, placement, {k: v for k, v in extra.items() if v is not None}))
+        self.state.inputs.append(
+            Input(name, dtype, shape, label, None, placement, {k: v for k, v in extra.items() if v is not None})
+        )
         self.types[name] = TensorType(dtype, shape)
         self.state.tainted.add(name)
         return name
@@ -259,7 +270,17 @@ class Recorder(TorchDispatchMode):
         """Writes a node whose result has the type of ``like`` (a tensor, or None for a multi-output node)."""
         place = place or self.places.here(None)
         name = self.names.new(wish or short_name(op))
-        node = Node(name, op, args, kwargs, source=place.source, code=place.code, module=place.module, stack=place.stack, phase=place.phase)
+        node = Node(
+            name,
+            op,
+            args,
+            kwargs,
+            source=place.source,
+            code=place.code,
+            module=place.module,
+            stack=place.stack,
+            phase=place.phase,
+        )
         if like is None:
             node.is_tuple = True
         else:
@@ -276,7 +297,9 @@ class Recorder(TorchDispatchMode):
         """Writes a single-result node for :class:`Memory`."""
         return self.add_node(op, args, kwargs, place, like)
 
-    def _results(self, func: Any, args: Any, out: Any, encoded: list[Arg], kwargs: dict[str, Arg], place: Place) -> None:
+    def _results(
+        self, func: Any, args: Any, out: Any, encoded: list[Arg], kwargs: dict[str, Arg], place: Place
+    ) -> None:
         op = str(func)
         views = view_source(func, args)
         seeded = _SEEDED in func.tags
@@ -325,7 +348,8 @@ class Recorder(TorchDispatchMode):
             self.memory.define(out, name, fresh=True)
 
     def _several(
-        self, op: str, out: Sequence[Any], source: Any, encoded: list[Arg], kwargs: dict[str, Arg], place: Place, taint: bool
+        self, op: str, out: Sequence[Any], source: Any, encoded: list[Arg], kwargs: dict[str, Arg], place: Place,
+        taint: bool,
     ) -> None:  # fmt: skip
         known = source is not None and all(isinstance(o, torch.Tensor) and shares_memory(o, source) for o in out)
         if known and op.split(".")[1] in SPLITS:
@@ -339,7 +363,9 @@ class Recorder(TorchDispatchMode):
                 raise CaptureError(f"{op} returns several views at once, which is not understood; use slices")
             self.memory.define(item, self.item(tuple_name, index, item, place), fresh=True)
 
-    def _split(self, op: str, out: Sequence[Any], source: Any, encoded: list[Arg], kwargs: dict[str, Arg], place: Place) -> None:
+    def _split(
+        self, op: str, out: Sequence[Any], source: Any, encoded: list[Arg], kwargs: dict[str, Arg], place: Place
+    ) -> None:
         """Parts of a tensor as slices of it: which part a rank takes then is an offset, not the index of an output."""
         base = op.split(".")[1]
         position = 1 if base == "unbind" else 2
@@ -357,14 +383,20 @@ class Recorder(TorchDispatchMode):
             def make(part: str = part, whole: list[Arg] = whole, item: Any = item) -> str:
                 return self.add_node(part, whole, {}, place, item)
 
-            self.memory.define_view(item, source, Step(part, whole[1:], {}, meta_like(item), meta_like(source), place), make)
+            self.memory.define_view(
+                item, source, Step(part, whole[1:], {}, meta_like(item), meta_like(source), place), make
+            )
 
-    def add_tuple(self, op: str, args: list[Arg], kwargs: dict[str, Arg], place: Place, out: Sequence[Any], taint: bool = False) -> str:
+    def add_tuple(
+        self, op: str, args: list[Arg], kwargs: dict[str, Arg], place: Place, out: Sequence[Any], taint: bool = False
+    ) -> str:
         """A multi-output node with the types of its tensor outputs."""
         name = self.add_node(op, args, kwargs, place, None, taint=taint)
         for index, item in enumerate(out):
             if item is not None and hasattr(item, "shape"):
-                self.state.nodes[-1].elements[index] = TensorType(dtype_name(item.dtype), tuple(int(s) for s in item.shape))
+                self.state.nodes[-1].elements[index] = TensorType(
+                    dtype_name(item.dtype), tuple(int(s) for s in item.shape)
+                )
         return name
 
     def item(self, tuple_name: str, index: int, like: Any, place: Place) -> str:
@@ -380,12 +412,18 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         op = f"aten.{base[:-1]}.{func._overloadname}"
         with self.pause():
-            parent = args[0].view(args[0].shape) if args[0].is_contiguous() else args[0].as_strided(args[0].shape, args[0].stride(), args[0].storage_offset())
+            parent = (
+                args[0].view(args[0].shape)
+                if args[0].is_contiguous()
+                else args[0].as_strided(args[0].shape, args[0].stride(), args[0].storage_offset())
+            )
         self.name_of(args[0])
         encoded, encoded_kwargs = [self.encode(a) for a in args], {k: self.encode(v) for k, v in kwargs.items()}
         out = func(*args, **kwargs)
         step = Step(op, encoded[1:], encoded_kwargs, meta_like(args[0]), meta_like(parent), place)
-        self.memory.define_view(args[0], parent, step, lambda: self.add_node(op, encoded, encoded_kwargs, place, args[0]))
+        self.memory.define_view(
+            args[0], parent, step, lambda: self.add_node(op, encoded, encoded_kwargs, place, args[0])
+        )
         return out
 
     # ---- reading values -----------------------------------------------------------------------------------------
@@ -405,8 +443,8 @@ class Recorder(TorchDispatchMode):
             return
         place = self.places.here(None)
         raise CaptureError(
-            f"{what} reads a value that depends on the inputs (line: {place.code or '?'}), so the program may take another "
-            "path for other inputs; compute it with tensor operators, or fix it in the config",
+            f"{what} reads a value that depends on the inputs (line: {place.code or '?'}), so the program may take "
+            "another path for other inputs; compute it with tensor operators, or fix it in the config",
             place.source or "capture",
         )
 
@@ -462,7 +500,13 @@ class Functions(TorchFunctionMode):
         bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
         place = recorder._place()
         given: dict[str, Arg] = {}
-        for key, default in (("attn_mask", None), ("dropout_p", 0.0), ("is_causal", False), ("scale", None), ("enable_gqa", False)):
+        for key, default in (
+            ("attn_mask", None),
+            ("dropout_p", 0.0),
+            ("is_causal", False),
+            ("scale", None),
+            ("enable_gqa", False),
+        ):
             value = bound.get(key, default)
             if value is not default and value != default if not isinstance(value, torch.Tensor) else True:
                 given[key] = recorder.encode(value)
@@ -471,7 +515,11 @@ class Functions(TorchFunctionMode):
             out = func(*args, **kwargs)
         random = bool(given.get("dropout_p"))
         op = "aten.scaled_dot_product_attention.default"
-        positional: list[Arg] = [given.pop("attn_mask", None), given.pop("dropout_p", 0.0), given.pop("is_causal", False)]
+        positional: list[Arg] = [
+            given.pop("attn_mask", None),
+            given.pop("dropout_p", 0.0),
+            given.pop("is_causal", False),
+        ]
         name = recorder.add_node(op, [*operands, *positional], given, place, out, taint=random)
         recorder.memory.define(out, name, fresh=True)
         return out

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from emerge import __version__
 from emerge.capture.base import CaptureError, Places, Substitution
 from emerge.capture.communication import UNSUPPORTED, Groups
 from emerge.capture.placements import local_part, placement_of
-from emerge.capture.recorder import Functions, Recorder, is_plain, iter_tensors
-from emerge.graph.model import Arg, Graph, Node, Ref, iter_refs
+from emerge.capture.recorder import Functions, Recorder, is_plain
+from emerge.graph.model import Arg, Graph, Input, Node, Ref
 
 #: Communication is kept even where nothing reads its result: a call that others wait for is part of the program.
 _EFFECTS = ("_c10d_functional.", "_dtensor.", "c10d.")
@@ -33,6 +33,7 @@ class Settings:
         mesh: device axes of the program, with ``rank`` in it.
         seed: of torch's generator while the model is built, so that every rank draws the same weights.
         loss: result of the module -> scalar to differentiate, for ``train``.
+        files: filled with the source files that take part.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Settings:
     world: int = 1
     seed: int = 0
     loss: Callable[[Any], Any] | None = None
+    files: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -95,7 +97,9 @@ def run_capture(
 
 
 class _Session:
-    def __init__(self, build: Callable[[], Any], settings: Settings, substitutions: list[Substitution], fake_mode: Any) -> None:
+    def __init__(
+        self, build: Callable[[], Any], settings: Settings, substitutions: list[Substitution], fake_mode: Any
+    ) -> None:
         if settings.mode not in ("eval", "train"):
             raise CaptureError(f"expected mode eval or train, found {settings.mode!r}; correct it")
         self.build, self.settings, self.substitutions = build, settings, substitutions
@@ -106,7 +110,7 @@ class _Session:
         self.recorder = Recorder(self.places, self.groups, self.fake, self.train)
         self.bound: dict[str, tuple[str, Any]] = {}  # label -> (input name, tensor)
         self.buffers: dict[str, tuple[str, Any]] = {}  # label -> (placeholder, tensor)
-        self.outputs: list[tuple[str, str, list[str] | None]] = []
+        self.outputs: list[tuple[str, str, list[str | None] | None]] = []
 
     @contextlib.contextmanager
     def _modes(self) -> Iterator[None]:
@@ -214,7 +218,7 @@ class _Session:
         self.bound[label] = (name, local)
 
     def _bind_buffer(self, label: str, tensor: Any) -> None:
-        """A buffer that no checkpoint holds keeps its computed value; it turns into an input if the program writes it."""
+        """A buffer that no checkpoint holds keeps its computed value, and becomes an input if the program writes it."""
         rec = self.recorder
         local = local_part(tensor)
         rec.state.labels.setdefault(local.untyped_storage()._cdata, label)
@@ -247,7 +251,9 @@ class _Session:
         for label, tensor in tensors_of(result, "output"):
             self._add_output(label, tensor)
         if not self.outputs:
-            raise CaptureError(f"the program returns no tensor but {type(result).__name__}; return its outputs", self.settings.name)
+            raise CaptureError(
+                f"the program returns no tensor but {type(result).__name__}; return its outputs", self.settings.name
+            )
         with rec.pause():
             for label, (name, tensor) in [*self.bound.items(), *self.buffers.items()]:
                 if rec.name_of(tensor) != name:
@@ -277,10 +283,8 @@ class _Session:
         state = rec.state
         mutated = {label.removeprefix("mutated:") for label, _, _ in self.outputs if label.startswith("mutated:")}
         for label in mutated & set(self.buffers):
-            name, tensor = self.buffers[label]
+            name, _ = self.buffers[label]
             del state.alias[name]
-            from emerge.graph.model import Input
-
             state.inputs.append(Input(name, rec.types[name].dtype, rec.types[name].shape, label))
         alias = state.alias
 
@@ -305,7 +309,7 @@ class _Session:
             extra["substitutions"] = [s.as_json() for s in self.substitutions]
         if state.notes:
             extra["capture_notes"] = state.notes
-        extra["captured_files"] = sorted(self.places.files)
+        settings.files |= self.places.files
         extra["captured_with"] = {
             "emerge": __version__, "torch": torch.__version__, "python": platform.python_version(),
             "mode": settings.mode, "fake": settings.fake,
@@ -336,7 +340,9 @@ def definition(target: Any) -> tuple[str, int] | None:
     """File and line where a module's forward, or a function, is written."""
     import inspect
 
-    function = inspect.unwrap(getattr(type(target), "forward", target) if isinstance(target, torch.nn.Module) else target)
+    function = inspect.unwrap(
+        getattr(type(target), "forward", target) if isinstance(target, torch.nn.Module) else target
+    )
     code = getattr(function, "__code__", None)
     return (code.co_filename, code.co_firstlineno) if code is not None else None
 
@@ -425,9 +431,3 @@ def compact_stacks(stacks: list[list[str]], nodes: list[Node]) -> tuple[list[lis
         if node.stack is not None:
             node.stack = index.setdefault(node.stack, len(index))
     return [stacks[old] for old in index], nodes
-
-
-__all__ = [
-    "Program", "Settings", "argument_names", "default_loss", "iter_refs", "iter_tensors", "program_of", "run_capture",
-    "tensors_of", "unset_fake_temporarily",
-]  # fmt: skip

@@ -21,7 +21,7 @@ from emerge.execute.shrink import Shrinker
 from emerge.execute.trial import Mismatch, Run
 from emerge.facts.families import FamilyNode, FamilyValue
 from emerge.facts.lower import Tensor
-from emerge.graph.model import Node, is_integer
+from emerge.graph.model import Node, Ref, is_integer
 
 #: Operators that hand their operand on, rearranged, moved between ranks or cast.
 _TRANSPARENT = {
@@ -40,6 +40,22 @@ _TRANSPARENT = {
         "to",
     ),
     *("contiguous", "unsqueeze", "squeeze", "expand", "wait_tensor", "getitem", "slice", "flatten", "lift_fresh_copy"),
+}
+
+
+#: Those of them that only rearrange.
+_LAYOUT = {
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "transpose",
+    "t",
+    "permute",
+    "clone",
+    "detach",
+    "_to_copy",
+    "unsqueeze",
+    "squeeze",
 }
 
 
@@ -119,7 +135,15 @@ class Localiser:
                 return [n for n in named if n in self.imp.needed]
         if not any(True for _ in node.refs()):
             return []
-        return self._by_value(name, tensor) or None
+        found = self._by_value(name, tensor)
+        if (
+            not found
+            and split_op(node.op)[1] in _LAYOUT
+            and isinstance(node.args[0], Ref)
+            and node.args[0].name not in self.nodes
+        ):
+            return self.counterparts(node.args[0].name)  # a rearranged input, which may come in pieces
+        return found or None
 
     def _family(self, member: str) -> str | None:
         try:

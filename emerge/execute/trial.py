@@ -66,9 +66,10 @@ def draw_inputs(setup: Setup, draw: Draw) -> Inputs:
     names = {i.name for i in setup.reference.inputs}
     inner = sorted({r.reference for r in setup.inputs} - names - {n.name for n in setup.reference.nodes})
     relations = [r for r in setup.inputs if r.reference not in inner]
+    computed = [{n.name for n in g.nodes} for g in setup.ranks]
     for relation in relations:
         for rank, name in enumerate(relation.implementation):
-            if name not in {i.name for i in setup.ranks[rank].inputs}:
+            if name in computed[rank]:
                 raise NoInputs(f"a relation speaks of '{name}' of rank {rank}, which is computed and cannot be set")
     constants = {i.name: _constant(i) for i in setup.reference.inputs if i.const is not None}
     for _ in range(len(relations) + 1):
@@ -104,6 +105,8 @@ class _Buffers:
     def write(self, relation: Relation, value: Any) -> bool:
         """Writes what a relation says; False where something else is there already."""
         for rank, name in enumerate(relation.implementation):
+            if name not in self.types[rank]:
+                continue  # nothing on this rank reads it
             wanted = relation.expected(widen(value), rank)
             if name not in self.values[rank]:
                 shape = tuple(int(n) for n in self.types[rank][name].shape)
@@ -123,6 +126,8 @@ class _Buffers:
 
     def read(self, relation: Relation, value: Any) -> Any:
         """The reference value that goes with what the buffers hold already, in the piece of this relation."""
+        if any(name not in self.values[r] for r, name in enumerate(relation.implementation)):
+            raise NoInputs(f"the input relations of '{relation.reference}' contradict others")
         wanted = value.clone()
         parts = [relation.actual(v, r) for r, v in enumerate(self.values)]
         region(wanted, relation.reference_cuts).copy_(relation.placement.unshard(parts))

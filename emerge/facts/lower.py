@@ -155,6 +155,7 @@ class Lowering:
         tensors: node or input name -> lowered tensor (or Multi, or a Python scalar for scalar nodes).
         nodes_of: tensor id -> names of the nodes that compute it.
         op_node: operator form id -> node it came from ("" for auxiliary ones).
+        flat_views: nodes whose views are operators on whole, ordered dimensions (their boundaries do not nest with others).
         unknown: node name -> why it is a fresh unknown.
         uninterpreted: node name -> why it is only an uninterpreted function.
         assumptions: what operators take for granted.
@@ -184,6 +185,8 @@ class Lowering:
         self.node: FamilyNode | None = None
         self.family_nodes: dict[str, FamilyNode] = {}
         self.made_by: dict[int, Made] = {}
+        self.layout_node: dict[int, str] = {}
+        self.flat_views: frozenset[str] = frozenset()
         self._memo: dict[Any, Tensor] = {}
         self._bodies: set[str] = set()
 
@@ -233,11 +236,16 @@ class Lowering:
             if self.strict:
                 raise
             result = self.unknown_result(node, f"its arguments are not understood ({type(exc).__name__}: {exc})")
+        if isinstance(result, Tensor) and node.shape is not None and tuple(node.shape) != result.shape:
+            # shapes were checked before; if a lowering disagrees with them it has misread the operator
+            why = f"declares shape {list(node.shape)} where its lowering gives {list(result.shape)}"
+            if self.strict:
+                raise GraphError(why, f"node {node.name!r} ({node.op})")
+            result = self.unknown_result(node, why)
         self.tensors[node.name] = result
         for target in self.storage.visit(node):
             self.tensors[target] = result
         if isinstance(result, Tensor):
-            self.check_result(node, result)
             self.nodes_of.setdefault(result.id, []).append(node.name)
         self.node = None
 
@@ -259,15 +267,6 @@ class Lowering:
             raise Unsupported(why)
         self.uninterpreted[node.name] = why
         return uninterpreted(self, node, args, kwargs)
-
-    def check_result(self, node: FamilyNode, result: Tensor) -> None:
-        """A lowered tensor must have the declared shape."""
-        if node.shape is not None and tuple(node.shape) != result.shape:
-            raise GraphError(
-                f"declares shape {list(node.shape)} where its operands give {list(result.shape)}; "
-                "recapture the graph or mend the file",
-                f"node {node.name!r} ({node.op})",
-            )
 
     def resolve(self, arg: Any) -> Any:
         """Arguments with references replaced by lowered tensors."""
@@ -410,6 +409,7 @@ class Lowering:
                 base.add("layout_tie", tensor.id, dv, ov, arg.id, da, oa, n)
         for d in broadcast:
             base.add("layout_broadcast", tensor.id, d)
+        self.layout_node[tensor.id] = self.node.name if self.node is not None else ""
         self.made_by[tensor.id] = Made("layout", "layout", (arg,), (), tuple(ties), tuple(broadcast))
         self._memo[key] = tensor
         return tensor

@@ -81,11 +81,15 @@ def program_signatures(program: Program) -> dict[tuple[str, int], Signature]:
     return signatures(found)
 
 
-def lower_problem(problem: Problem, described: Mapping[tuple[str, int], Signature] | None = None) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
+def lower_problem(
+    problem: Problem, described: Mapping[tuple[str, int], Signature] | None = None,
+    flat_views: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
+) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
     base = FactBase()
     ref = Lowering(base, REFERENCE, Mesh({}), described)
     imp = Lowering(base, IMPLEMENTATION, problem.mesh, described)
+    ref.flat_views, imp.flat_views = flat_views
     ref.lower(problem.reference)
     imp.lower(problem.implementation)
     for axis, size in enumerate(problem.mesh.sizes):
@@ -179,11 +183,31 @@ def derive(
         log: also read the derivation log.
         timeout: seconds for the Datalog engine.
     """
-    started = time.perf_counter()
     program = load_program(tuple(rules))
-    base, ref, imp, given, claims, unusable = lower_problem(problem, program_signatures(program))
-    lowered = time.perf_counter()
-    facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
-    result = run(program, facts, results, engine=engine, log=log, timeout=timeout)
-    seconds = {"lower": lowered - started, "datalog": time.perf_counter() - lowered}
-    return Derivation(problem, base, ref, imp, given, claims, unusable, result, seconds)
+    described = program_signatures(program)
+    flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    seconds = {"lower": 0.0, "datalog": 0.0}
+    while True:
+        started = time.perf_counter()
+        base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat)
+        lowered = time.perf_counter()
+        facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
+        result = run(program, facts, results, engine=engine, log=log, timeout=timeout)
+        seconds["lower"] += lowered - started
+        seconds["datalog"] += time.perf_counter() - lowered
+        derivation = Derivation(problem, base, ref, imp, given, claims, unusable, result, seconds)
+        conflicts = {x for x, _ in result.relations.get("axis_conflict", ())}
+        if not conflicts or len(derivation.proved()) == len(claims):
+            return derivation
+        # Boundaries that do not nest: the views that meet there carry no common axes and become operators.
+        more = (flat[0] | conflicting_views(ref, conflicts), flat[1] | conflicting_views(imp, conflicts))
+        if more == flat:
+            return derivation
+        flat = more
+
+
+def conflicting_views(low: Lowering, conflicts: set[int]) -> frozenset[str]:
+    """Nodes of views that touch a tensor or operator on which axes conflict."""
+    return frozenset(
+        low.layout_node[v] for v, a in low.base.facts["layout"] if v in low.layout_node and (v in conflicts or a in conflicts)
+    ) - {""}

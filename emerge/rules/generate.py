@@ -66,18 +66,17 @@ def pairs(seed: int, count: int, names: Sequence[str] | None = None) -> Iterator
     Args:
         names: scenes to use; None = all of them and compositions.
     """
-    chosen = list(SCENES) if names is None else list(names)
+    chosen = [*SCENES, "composition"] if names is None else list(names)
     made = 0
     k = 0
     while made < count:
         k += 1
         number = seed * 100_003 + k
-        faulty = k % 2 == 0
+        turn, faulty = (k // 2, k // 4 % 2 == 1) if names is None else (k, k // len(chosen) % 2 == 0)
+        name = "composition" if names is None and k % 2 else chosen[turn % len(chosen)]
         try:
-            if names is None and k % 3 != 0:
-                yield composition(number, faulty=faulty)
-            else:
-                yield scene(chosen[(k // 3 if names is None else k) % len(chosen)], number, faulty=faulty)
+            pair = composition(number, faulty=faulty) if name == "composition" else scene(name, number, faulty=faulty)
         except Unwritable:
             continue
         made += 1
+        yield pair

@@ -1,6 +1,6 @@
 """How the lowering spells the kinds of bodies that the tables of ``datalog/signatures`` speak about, and their laws.
 
-``linear_in``, ``linear_all``, ``monotone_in`` and ``commutative`` are claims about a kind whatever its attributes: each
+``linear_in``, ``linear_all``, ``monotone_in``, ``extremum_of`` and ``commutative`` are claims about a kind whatever its attributes: each
 spelling of the kind is written as a graph of one operator, lowered (to see that it is of the kind) and executed.
 """
 
@@ -174,11 +174,13 @@ def _draw(dtype: str, shape: tuple[int, ...], generator: Any) -> Any:
     return torch.randn(shape, generator=generator, dtype=torch.float64) * 2
 
 
-def check_kind(relation: str, kind: str, mask: int | None, seed: int, samples: int = 6) -> Finding:
-    """Tests ``relation(kind, mask)`` on every spelling of the kind."""
+def check_kind(relation: str, kind: str, second: int | str | None, seed: int, samples: int = 6) -> Finding:
+    """Tests ``relation(kind, second)`` on every spelling of the kind; ``second`` is a set of operands or a reduction."""
     import torch
 
-    claim = f"{relation}({kind}{'' if mask is None else f', {mask}'})"
+    claim = f"{relation}({kind}{'' if second is None else f', {second}'})"
+    mask = second if isinstance(second, int) else None
+    extrema = (second,) if isinstance(second, str) else ("max", "min")
     count = 0
     found = spellings_of(kind)
     for spelling in found:
@@ -192,17 +194,19 @@ def check_kind(relation: str, kind: str, mask: int | None, seed: int, samples: i
             def draw(made: OneOp = made, shapes: Shapes = shapes, generator: Any = generator) -> list[Any]:
                 return [_draw(made.spelling.dtypes[i], shapes[i], generator) for i in made.order]
 
-            used = (1 << len(made.order)) - 1 if mask is None else mask
+            used = 1 if relation == "extremum_of" else (1 << len(made.order)) - 1 if mask is None else mask
             if used >> len(made.order):
                 continue
-            wrong = _violation(relation, made, used, draw)
+            wrong = _violation(relation, made, used, draw, extrema)
             count += 1
             if wrong:
                 return Finding(claim, len(found), count, f"{spelling.name}: {wrong}")
     return Finding(claim, len(found), count)
 
 
-def _violation(relation: str, made: OneOp, mask: int, draw: Callable[[], list[Any]]) -> str:
+def _violation(
+    relation: str, made: OneOp, mask: int, draw: Callable[[], list[Any]], extrema: tuple[str, ...]
+) -> str:
     """A counterexample in words, "" when the sample agrees."""
     import torch
 
@@ -218,7 +222,8 @@ def _violation(relation: str, made: OneOp, mask: int, draw: Callable[[], list[An
             return ""
         total = [a + b if h else a for a, b, h in zip(x, y, held)]
         return _difference("f(x + y) against f(x) + f(y)", made.run(total), made.run(x) + made.run(other))
-    for name, combine in (("max", torch.maximum), ("min", torch.minimum)):
+    for name in extrema:
+        combine = torch.maximum if name == "max" else torch.minimum
         both = [combine(a, b) if h else a for a, b, h in zip(x, y, held)]
         wrong = _difference(f"f({name}(x, y)) against {name}(f(x), f(y))", made.run(both), combine(made.run(x), made.run(other)))
         if wrong:

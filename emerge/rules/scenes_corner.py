@@ -18,6 +18,13 @@ def partial_maximum(b: Build) -> None:
     top = b.both(op, lambda r: [x.ref if r else x.imp, 1 if op.startswith("prod") else [1]])
     v = b.keep(Val(*top, ("t",), (None,), (axis,), how))
     bias = b.input(["t"], keep=False)
+    b.dim("u")
+    x3 = b.input(["t", "u", "v"], [None, None, axis], keep=False)
+    if not op.startswith("prod"):
+        part = b.both(op, lambda r: [x3.ref if r else x3.imp, [2]])
+        for name in ("amax", "amin", "sum.dim_IntList", "mean.dim", "logsumexp"):
+            f = b.both(name, lambda r: [part[0 if r else 1], [1]])
+            b.keep(Val(f[0], b.imp.all_reduce(f[1], axis, how), ("t",), (None,)))
     for name in ("exp", "log", "sqrt", "tanh", "sigmoid", "relu", "neg", "abs", "square", "reciprocal", "rsqrt", "sin"):
         f = b.both(name, lambda r: [v.ref if r else v.imp])
         b.keep(Val(*f, ("t",), (None,)))
@@ -213,3 +220,80 @@ def broadcast(b: Build) -> None:
     b.keep(Val(part[0], b.imp.broadcast(part[1], "world", 0), ("h",), (None,)))
     b.vals.pop()
     b.keep(Val(part[0], b.imp.all_reduce(part[1], axis), ("h",), (None,)))
+
+
+@scene("collectives everywhere")
+def collectives(b: Build) -> None:
+    """Every collective over every group on every placement, whether it fits or not."""
+    axes = list(b.mesh)
+    world = b.imp.ranks
+    b.sizes.update({"n": 2 * world * world, "m": 3 * world})
+    a, z = axes[0], axes[-1]
+    values = [b.input(["n", "m"], d, keep=False) for d in ((None, None), (a, None), (None, z), (a, z if z != a else None))]
+    for how, op in (("sum", "sum.dim_IntList"), ("max", "amax"), ("min", "amin")):
+        x = b.input(["n", "m", "k"] if "k" in b.sizes else ["n", "m", b.dim("k", [z])], [None, None, z], keep=False)
+        part = b.both(op, lambda r, x=x: [x.ref if r else x.imp, [2]])
+        values.append(Val(*part, ("n", "m"), (None, None), (z,), how))
+    v = b.pick(values)
+    w = b.imp
+    for group in dict.fromkeys([*axes, "world"]):
+        for how in ("sum", "max", "min", "avg"):
+            w.all_reduce(v.imp, group, how)
+        k = w.size(group)
+        n, m = w.shape(v.imp)
+        for d, size in ((0, n), (1, m)):
+            w.all_gather(v.imp, group, d)
+            if size % k == 0:
+                for how in ("sum", "max"):
+                    w.reduce_scatter(v.imp, group, d, how)
+        if n % k == 0:
+            w.all_to_all(v.imp, group)
+        ranks = [w.at(r, group) if group != "world" else r for r in range(world)]
+        if m % k == 0:
+            first = b.per_rank(lambda r, ranks=ranks, s=m // k: ranks[r] * s)
+            w.op("slice.Tensor", v.imp, 1, first, b.per_rank(lambda r, first=first, s=m // k: first.values[r] + s))
+    w.broadcast(v.imp, "world", 0)
+    w.op("mul.Tensor", v.imp, b.per_rank(lambda r: 1.0 if r == 0 else 0.0))
+    w.op("div.Tensor", v.imp, float(world))
+
+
+@scene("whole axes over a shard")
+def whole_over_shard(b: Build) -> None:
+    """Softmax, norms, cumulative sums and slices along a sharded dimension, as if the shard were the whole."""
+    axis = b.axis()
+    b.dim("t"), b.dim("h", [axis])
+    x = b.input(["t", "h"], [None, axis])
+    for op, more in (("_softmax", [1, False]), ("_log_softmax", [1, False]), ("cumsum", [1]), ("flip", [[1]]), ("cumprod", [1])):
+        b.map(op, x, *more)
+    weight = b.input(["h"], [axis], keep=False)
+    for k in range(2):
+        w, v = (b.reference, x.ref) if k == 0 else (b.imp, x.imp)
+        u = weight.ref if k == 0 else weight.imp
+        w.op("rms_norm", v, [w.shape(v)[1]], u, 1e-5)
+        w.op("var.correction", v, [1], correction=1)
+        w.op("argmax", v, 1)
+        w.item(w.op("topk", v, 2, 1), 0)
+        w.op("slice.Tensor", v, 1, 0, 2)
+    b.keep(Val(*b.both("_softmax", lambda r: [x.ref if r else x.imp, 0, False]), ("t", "h"), (None, axis)))
+
+
+@scene("ordered axes in two layouts")
+def ordered_layouts(b: Build) -> None:
+    """Cumulative sums, slices and reversals of a flattened tensor and of its flattened transpose."""
+    b.dim("p"), b.dim("q")
+    p, q = b.shape(["p", "q"])
+    x = b.input(["p", "q"], keep=False)
+    moved = b.imp.op("t", x.imp)
+    for w, v in ((b.reference, x.ref), (b.imp, moved), (b.imp, x.imp)):
+        flat = w.op("reshape", v, [p * q])
+        w.op("cumsum", flat, 0)
+        w.op("flip", flat, [0])
+        w.op("slice.Tensor", flat, 0, 1, p * q)
+        w.op("_softmax", flat, 0, False)
+        w.item(w.op("sort", flat, 0), 0)
+    halves = b.input(["p", "q"], keep=False)
+    for w, v in ((b.reference, halves.ref), (b.imp, b.imp.op("t", halves.imp))):
+        for d, n in enumerate(w.shape(v)):
+            for k in range(n):
+                w.op("slice.Tensor", v, d, k, k + 1)
+    b.keep(x)

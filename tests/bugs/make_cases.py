@@ -16,7 +16,6 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 
-from emerge.graph.relations import ConcatExpr, Leaf, RelationEntry, SliceExpr
 from support.build import (
     DType,
     GraphBuilder,
@@ -28,6 +27,8 @@ from support.build import (
     sharded,
     write_case,
 )
+
+from emerge.graph.relations import ConcatExpr, Leaf, RelationEntry, SliceExpr
 
 HERE = Path(__file__).resolve().parent
 Program = Callable[[GraphBuilder], Any]
@@ -91,15 +92,19 @@ def shared_and_routed(g: GraphBuilder, tp: int, how: str) -> Ref:
 
 
 COLL_01 = Row(
-    "COLL-01", "vllm-project/vllm#49122",
+    "COLL-01",
+    "vllm-project/vllm#49122",
     "the shared expert is all-reduced inside its down projection, and shared + routed once more: shared part times tp",
     3,
     lambda g: shared_and_routed(g, 1, "sequential"),
     lambda g: shared_and_routed(g, 3, "right"),
     lambda g: shared_and_routed(g, 3, "wrong"),
     [
-        replicated("hidden_states", 3), replicated("gate.weight", 3), sharded("shared.up_proj.weight", 0, 3),
-        sharded("shared.down_proj.weight", 1, 3), sharded("routed.up_proj.weight", 0, 3),
+        replicated("hidden_states", 3),
+        replicated("gate.weight", 3),
+        sharded("shared.up_proj.weight", 0, 3),
+        sharded("shared.down_proj.weight", 1, 3),
+        sharded("routed.up_proj.weight", 0, 3),
         sharded("routed.down_proj.weight", 1, 3),
     ],
     [replicated("moe_out", 3, "OUT")],
@@ -124,7 +129,8 @@ def strided_reduce(g: GraphBuilder, tp: int, how: str) -> Ref:
 
 
 COLL_06 = Row(
-    "COLL-06", "NVIDIA/Megatron-LM 60f338a9cd (#5338)",
+    "COLL-06",
+    "NVIDIA/Megatron-LM 60f338a9cd (#5338)",
     "all_reduce runs on input.contiguous(), a copy where the input is strided; the unreduced original is returned",
     2,
     lambda g: strided_reduce(g, 1, "sequential"),
@@ -158,7 +164,8 @@ def attention_output(g: GraphBuilder, tp: int, how: str) -> Ref:
 
 
 SHARD_01 = Row(
-    "SHARD-01", "aws-neuron/transformers-neuronx 69d039d",
+    "SHARD-01",
+    "aws-neuron/transformers-neuronx 69d039d",
     "an (s*b, h) buffer is reshaped to (b, s, h) directly instead of (s, b, h) and transposed",
     2,
     lambda g: attention_output(g, 1, "sequential"),
@@ -204,7 +211,8 @@ def ulysses(g: GraphBuilder, sp: int, how: str) -> Ref:
 
 
 SHARD_05 = Row(
-    "SHARD-05", "deepspeedai/DeepSpeed 3bdd187e7 (#5664)",
+    "SHARD-05",
+    "deepspeedai/DeepSpeed 3bdd187e7 (#5664)",
     "the second all-to-all (heads to sequence) reshapes the received chunks without moving the rank axis to the heads",
     2,
     lambda g: ulysses(g, 1, "sequential"),
@@ -233,7 +241,8 @@ def context_parallel(g: GraphBuilder, cp: int, how: str) -> Ref:
 
 
 SHARD_07 = Row(
-    "SHARD-07", "pytorch/torchtitan 179d9e100 (#3206)",
+    "SHARD-07",
+    "pytorch/torchtitan 179d9e100 (#3206)",
     "keys and values [b, l/cp, h, d] are all-gathered on dim 2 (heads) instead of dim 1 (sequence)",
     2,
     lambda g: context_parallel(g, 1, "sequential"),
@@ -260,7 +269,8 @@ def with_constant(g: GraphBuilder, tp: int, op: str, order: str) -> Ref:
 
 
 COMP_06 = Row(
-    "COMP-06", "pytorch/pytorch#163193",
+    "COMP-06",
+    "pytorch/pytorch#163193",
     "adding a constant to a partial sum keeps it partial: the constant is counted once per rank",
     3,
     lambda g: with_constant(g, 1, "add", "sequential"),
@@ -282,7 +292,8 @@ def constant_on_rank_0(g: GraphBuilder) -> Ref:
 
 
 CTL_07 = Row(
-    "CTL-07", "pytorch/pytorch#170025",
+    "CTL-07",
+    "pytorch/pytorch#170025",
     "a partial sum times a constant stays partial (linear); the wrong twin multiplies on rank 0 only",
     3,
     lambda g: with_constant(g, 1, "mul", "sequential"),
@@ -320,32 +331,42 @@ ROW_LINEAR_INPUTS = [sharded("x", 1, 3), sharded("weight", 1, 3), replicated("bi
 ROW_LINEAR_BLAME = {"reference": ["linear"], "implementation": ["linear", "reduce"]}
 
 BIAS_01 = Row(
-    "BIAS-01", "huggingface/text-generation-inference#1036",
+    "BIAS-01",
+    "huggingface/text-generation-inference#1036",
     "a replicated bias is added on each rank before the all-reduce: tp times the bias",
     3,
     lambda g: row_linear(g, 1, "sequential"),
     lambda g: row_linear(g, 3, "after"),
     lambda g: row_linear(g, 3, "every rank"),
-    ROW_LINEAR_INPUTS, [replicated("linear", 3, "OUT")], ROW_LINEAR_BLAME, "SCALE_BY_MESH_SIZE",
+    ROW_LINEAR_INPUTS,
+    [replicated("linear", 3, "OUT")],
+    ROW_LINEAR_BLAME,
+    "SCALE_BY_MESH_SIZE",
 )
 CTL_04 = Row(
-    "CTL-04", "GeeeekExplorer/nano-vllm#99",
+    "CTL-04",
+    "GeeeekExplorer/nano-vllm#99",
     "a bias added before the all-reduce on rank 0 only is right; the wrong twin adds it on ranks 0 and 1",
     3,
     lambda g: row_linear(g, 1, "sequential"),
     lambda g: row_linear(g, 3, "rank 0"),
     lambda g: row_linear(g, 3, "ranks 0 and 1"),
-    ROW_LINEAR_INPUTS, [replicated("linear", 3, "OUT")], ROW_LINEAR_BLAME,
+    ROW_LINEAR_INPUTS,
+    [replicated("linear", 3, "OUT")],
+    ROW_LINEAR_BLAME,
 )
 CTL_05 = Row(
-    "CTL-05", "mlc-ai/mlc-llm#3494",
+    "CTL-05",
+    "mlc-ai/mlc-llm#3494",
     "bias/tp on every rank before the all-reduce is right; the wrong twin divides by 2 on 3 ranks",
     3,
     lambda g: row_linear(g, 1, "sequential"),
     lambda g: row_linear(g, 3, "divided by 3"),
     lambda g: row_linear(g, 3, "divided by 2"),
-    ROW_LINEAR_INPUTS, [replicated("linear", 3, "OUT")],
-    {"reference": ["linear"], "implementation": ["bias_part", "linear", "reduce"]}, "WRONG_CONSTANT",
+    ROW_LINEAR_INPUTS,
+    [replicated("linear", 3, "OUT")],
+    {"reference": ["linear"], "implementation": ["bias_part", "linear", "reduce"]},
+    "WRONG_CONSTANT",
 )
 
 
@@ -369,8 +390,9 @@ def sharded_argmax(g: GraphBuilder, tp: int, how: str) -> Ref:
 
 
 BIAS_06 = Row(
-    "BIAS-06", "aws-neuron/transformers-neuronx fed7f39",
-    "the cross-rank arg-max multiplies the winner's mask by itself instead of by the index: returns 1, not the token id",
+    "BIAS-06",
+    "aws-neuron/transformers-neuronx fed7f39",
+    "the cross-rank arg-max multiplies the winner's mask by itself, not by the index: returns 1, not the token",
     3,
     lambda g: sharded_argmax(g, 1, "sequential"),
     lambda g: sharded_argmax(g, 3, "right"),
@@ -396,13 +418,14 @@ def alibi_attention(g: GraphBuilder, tp: int, how: str) -> Ref:
     if how != "sequential":
         first = heads * g.rank if how == "right" else 0
         alibi = g.aten("slice.Tensor", alibi, 0, first, first + heads, name="alibi_slice")
-    scores = g.aten("mul.Tensor", g.aten("matmul", q, g.aten("transpose.int", k, 2, 3)), 6 ** -0.5)
+    scores = g.aten("mul.Tensor", g.aten("matmul", q, g.aten("transpose.int", k, 2, 3)), 6**-0.5)
     scores = g.aten("add.Tensor", scores, alibi, name="biased")
     return g.aten("matmul", g.aten("_softmax", scores, -1, False), v, name="out")
 
 
 POS_15 = Row(
-    "POS-15", "bigscience-workshop/Megatron-DeepSpeed#227",
+    "POS-15",
+    "bigscience-workshop/Megatron-DeepSpeed#227",
     "the ALiBi bias is built for all heads and must be sliced by TP rank; every rank uses the first heads' slopes",
     2,
     lambda g: alibi_attention(g, 1, "sequential"),
@@ -448,7 +471,8 @@ def grouped_weight() -> RelationEntry:
 
 
 QKV_03 = Row(
-    "QKV-03", "NVIDIA-NeMo/Automodel#1324",
+    "QKV-03",
+    "NVIDIA-NeMo/Automodel#1324",
     "a naively concatenated [Q|K|V] weight is sharded evenly on dim 0: rank 0 gets q0-9 instead of [q0-5, k0-1, v0-1]",
     2,
     lambda g: fused_attention(g, 1),
@@ -462,7 +486,19 @@ QKV_03 = Row(
 )
 
 ROWS = [
-    COLL_01, COLL_06, SHARD_01, SHARD_05, SHARD_07, COMP_06, BIAS_01, BIAS_06, POS_15, QKV_03, CTL_04, CTL_05, CTL_07,
+    COLL_01,
+    COLL_06,
+    SHARD_01,
+    SHARD_05,
+    SHARD_07,
+    COMP_06,
+    BIAS_01,
+    BIAS_06,
+    POS_15,
+    QKV_03,
+    CTL_04,
+    CTL_05,
+    CTL_07,
 ]
 
 
@@ -475,15 +511,22 @@ def write_row(row: Row, directory: Path) -> None:
     """``right/``, ``wrong/`` and ``case.json`` of a row."""
     reference = build_reference(row.reference, f"{row.id}/seq")
     for twin, program, inputs in (
-        ("right", row.right, row.inputs), ("wrong", row.wrong, row.wrong_inputs or row.inputs),
+        ("right", row.right, row.inputs),
+        ("wrong", row.wrong, row.wrong_inputs or row.inputs),
     ):
         ranks = build_ranks(row.ranks, lambda g, rank, p=program: p(g), f"{row.id}/{twin}")
         out = ranks[0].outputs[0]
         assert out is not None
         outputs = [_named_output(e, out) for e in row.outputs]
         write_case(
-            directory / twin, reference, ranks, inputs, outputs, expected="refines" if twin == "right" else "bug",
-            description=row.mechanism, case=f"{row.id}/{twin}",
+            directory / twin,
+            reference,
+            ranks,
+            inputs,
+            outputs,
+            expected="refines" if twin == "right" else "bug",
+            description=row.mechanism,
+            case=f"{row.id}/{twin}",
         )
     blame: dict[str, Any] = {"reference": row.blame["reference"], "implementation": row.blame["implementation"]}
     if row.blamed_ranks is not None:
@@ -491,8 +534,12 @@ def write_row(row: Row, directory: Path) -> None:
     if row.diagnosis is not None:
         blame["diagnosis"] = row.diagnosis
     document = {
-        "id": row.id, "source": row.source, "mechanism": row.mechanism, "mesh": {"tp": row.ranks},
-        "right": {"verdict": "EQUIVALENT"}, "wrong": {"verdict": "NOT_EQUIVALENT", "blame": blame},
+        "id": row.id,
+        "source": row.source,
+        "mechanism": row.mechanism,
+        "mesh": {"tp": row.ranks},
+        "right": {"verdict": "EQUIVALENT"},
+        "wrong": {"verdict": "NOT_EQUIVALENT", "blame": blame},
     }
     (directory / "case.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

@@ -84,7 +84,12 @@ def sequence_parallel_block(mesh: Any, rank: int) -> Any:
     """A DTensor plan: norms sequence parallel, MLP column- and row-parallel, result gathered."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
-        ColwiseParallel, PrepareModuleInput, PrepareModuleOutput, RowwiseParallel, SequenceParallel, parallelize_module,
+        ColwiseParallel,
+        PrepareModuleInput,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
     )  # fmt: skip
 
     model = Block()

@@ -92,35 +92,101 @@ def mean_over_both(*groups: str) -> Program:
 
 BOTH = {"x": "(dp s) (tp k) ~ s k"}
 GRIDS = [
-    LawCase("grid-row-parallel", GRID, grid_row("tp"), {"reduced over tp": grid_row("tp")},
-            {"reduced over dp": grid_row("dp"), "reduced over all": grid_row("world"), "maximum": grid_row("tp", "max")},
-            BOTH | {"w": "n (tp k) ~ n k"}, ["(dp s) n ~ s n"]),
-    LawCase("grid-all-gather", GRID, grid_gather("tp"), {"over tp": grid_gather("tp")},
-            {"over tp on rows": Twin(lambda g: g.aten("view", grid_gather("tp", 0)(g), [5, 12]))},
-            BOTH, ["(dp s) k ~ s k"]),
-    LawCase("grid-all-gather-rows", GRID, grid_gather("dp", 0), {"over dp": grid_gather("dp", 0)},
-            {"over dp on columns": Twin(lambda g: g.aten("view", grid_gather("dp", 1)(g), [10, 4]))},
-            BOTH, ["s (tp k) ~ s k"]),
-    LawCase("grid-all-gather-both", GRID, grid_gather_both(""), {"tp first": grid_gather_both("tp dp"), "dp first": grid_gather_both("dp tp")},
-            {"groups exchanged": lambda g: g.aten("view", g.all_gather(g.all_gather(g.aten("gelu", local([5, 4], {0: 2, 1: 3}, g)), "tp", 0), "dp", 1),
-                                                  [10, 12])},
-            BOTH, ["s k ~ s k"]),
-    LawCase("grid-world-gather", GRID, world_gather(""), {"at once": world_gather("world"), "inner axis first": world_gather("tp dp")},
-            {"outer axis first": world_gather("dp tp")}, {"x": "(dp tp s) k ~ s k"}, ["s k ~ s k"]),
-    LawCase("grid-world-gather-other-order", GRID, world_gather(""), {"inner axis first": world_gather("dp tp")},
-            {"at once": world_gather("world"), "outer axis first": world_gather("tp dp")}, {"x": "(tp dp s) k ~ s k"}, ["s k ~ s k"]),
-    LawCase("grid-reduce-both", GRID, grid_reduced(), {"at once": grid_reduced("world"), "tp first": grid_reduced("tp", "dp"),
-                                                       "dp first": grid_reduced("dp", "tp")},
-            {"over tp only": grid_reduced("tp"), "over tp twice": grid_reduced("tp", "tp"), "once too often": grid_reduced("world", "dp")},
-            {"x": "s (dp tp k) ~ s k", "w": "n (dp tp k) ~ n k"}, ["s n ~ s n"]),
-    LawCase("grid-mean-both", GRID, mean_over_both(), {"at once": mean_over_both("world"), "one by one": mean_over_both("tp", "dp")},
-            {"over tp only": mean_over_both("tp")}, {"x": "s (dp tp k) ~ s k"}, ["s ~ s"],
-            unproved={"one by one": "averaging over part of the mesh atoms of a partial sum has no law"}),
-    LawCase("sub-groups", NODES, lambda g: linear(g, local([4, 5], {1: 2}, g), local([7, 5], {1: 2}, g, "w")),
-            {"within a node": lambda g: g.all_reduce(linear(g, g.input("x", [4, 5]), g.input("w", [7, 5])), "gpu")},
-            {"between nodes": lambda g: g.all_reduce(linear(g, g.input("x", [4, 5]), g.input("w", [7, 5])), "node"),
-             "over all": lambda g: g.all_reduce(linear(g, g.input("x", [4, 5]), g.input("w", [7, 5])), "world")},
-            {"x": "s (gpu k) ~ s k", "w": "n (gpu k) ~ n k"}, ["s n ~ s n"]),
+    LawCase(
+        "grid-row-parallel",
+        GRID,
+        grid_row("tp"),
+        {"reduced over tp": grid_row("tp")},
+        {"reduced over dp": grid_row("dp"), "reduced over all": grid_row("world"), "maximum": grid_row("tp", "max")},
+        BOTH | {"w": "n (tp k) ~ n k"},
+        ["(dp s) n ~ s n"],
+    ),
+    LawCase(
+        "grid-all-gather",
+        GRID,
+        grid_gather("tp"),
+        {"over tp": grid_gather("tp")},
+        {"over tp on rows": Twin(lambda g: g.aten("view", grid_gather("tp", 0)(g), [5, 12]))},
+        BOTH,
+        ["(dp s) k ~ s k"],
+    ),
+    LawCase(
+        "grid-all-gather-rows",
+        GRID,
+        grid_gather("dp", 0),
+        {"over dp": grid_gather("dp", 0)},
+        {"over dp on columns": Twin(lambda g: g.aten("view", grid_gather("dp", 1)(g), [10, 4]))},
+        BOTH,
+        ["s (tp k) ~ s k"],
+    ),
+    LawCase(
+        "grid-all-gather-both",
+        GRID,
+        grid_gather_both(""),
+        {"tp first": grid_gather_both("tp dp"), "dp first": grid_gather_both("dp tp")},
+        {
+            "groups exchanged": lambda g: g.aten(
+                "view",
+                g.all_gather(g.all_gather(g.aten("gelu", local([5, 4], {0: 2, 1: 3}, g)), "tp", 0), "dp", 1),
+                [10, 12],
+            )
+        },
+        BOTH,
+        ["s k ~ s k"],
+    ),
+    LawCase(
+        "grid-world-gather",
+        GRID,
+        world_gather(""),
+        {"at once": world_gather("world"), "inner axis first": world_gather("tp dp")},
+        {"outer axis first": world_gather("dp tp")},
+        {"x": "(dp tp s) k ~ s k"},
+        ["s k ~ s k"],
+    ),
+    LawCase(
+        "grid-world-gather-other-order",
+        GRID,
+        world_gather(""),
+        {"inner axis first": world_gather("dp tp")},
+        {"at once": world_gather("world"), "outer axis first": world_gather("tp dp")},
+        {"x": "(tp dp s) k ~ s k"},
+        ["s k ~ s k"],
+    ),
+    LawCase(
+        "grid-reduce-both",
+        GRID,
+        grid_reduced(),
+        {"at once": grid_reduced("world"), "tp first": grid_reduced("tp", "dp"), "dp first": grid_reduced("dp", "tp")},
+        {
+            "over tp only": grid_reduced("tp"),
+            "over tp twice": grid_reduced("tp", "tp"),
+            "once too often": grid_reduced("world", "dp"),
+        },
+        {"x": "s (dp tp k) ~ s k", "w": "n (dp tp k) ~ n k"},
+        ["s n ~ s n"],
+    ),
+    LawCase(
+        "grid-mean-both",
+        GRID,
+        mean_over_both(),
+        {"at once": mean_over_both("world"), "one by one": mean_over_both("tp", "dp")},
+        {"over tp only": mean_over_both("tp")},
+        {"x": "s (dp tp k) ~ s k"},
+        ["s ~ s"],
+        unproved={"one by one": "averaging over part of the mesh atoms of a partial sum has no law"},
+    ),
+    LawCase(
+        "sub-groups",
+        NODES,
+        lambda g: linear(g, local([4, 5], {1: 2}, g), local([7, 5], {1: 2}, g, "w")),
+        {"within a node": lambda g: g.all_reduce(linear(g, g.input("x", [4, 5]), g.input("w", [7, 5])), "gpu")},
+        {
+            "between nodes": lambda g: g.all_reduce(linear(g, g.input("x", [4, 5]), g.input("w", [7, 5])), "node"),
+            "over all": lambda g: g.all_reduce(linear(g, g.input("x", [4, 5]), g.input("w", [7, 5])), "world"),
+        },
+        {"x": "s (gpu k) ~ s k", "w": "n (gpu k) ~ n k"},
+        ["s n ~ s n"],
+    ),
 ]
 
 
@@ -179,7 +245,11 @@ def exchanged(back: str = "right", there: str = "right") -> Program:
         if not g.mesh:
             return g.aten("gelu", g.aten("cumsum", g.aten("gelu", x), 0))
         x = g.aten("gelu", x)
-        chunks = g.aten("permute", g.aten("view", x, [4, 2, 3, 5]), [1, 0, 2, 3]) if there == "right" else g.aten("view", x, [2, 4, 3, 5])
+        chunks = (
+            g.aten("permute", g.aten("view", x, [4, 2, 3, 5]), [1, 0, 2, 3])
+            if there == "right"
+            else g.aten("view", x, [2, 4, 3, 5])
+        )
         y = g.aten("view", g.all_to_all(g.aten("clone", chunks), "tp"), [8, 3, 5])
         y = g.aten("cumsum", y, 0)
         z = g.all_to_all(g.aten("view", y, [2, 4, 3, 5]), "tp")
@@ -228,7 +298,9 @@ def gather_of_copies(start: int | None) -> Program:
         if not g.mesh:
             return x
         y = g.all_gather(x, "tp")
-        return g.aten("slice.Tensor", y, 0, 0, 12, 2) if start is None else g.aten("slice.Tensor", y, 0, start, start + 6)
+        return (
+            g.aten("slice.Tensor", y, 0, 0, 12, 2) if start is None else g.aten("slice.Tensor", y, 0, start, start + 6)
+        )
 
     return program
 
@@ -252,58 +324,174 @@ COLS = {"x": "s (tp k) ~ s k"}
 ROW_GIVEN = COLS | {"w": "n (tp k) ~ n k"}
 SEQUENCE_GIVEN = ROW_GIVEN | {"gamma": "n ~ n", "beta": "n ~ n"}
 SINGLES = [
-    LawCase("all-gather", TP3, gathered(1), {"on columns": gathered(1)},
-            {"on rows": lambda g: g.aten("view", gathered(0)(g), [4, 15])}, COLS, ["s k ~ s k"]),
-    LawCase("all-gather-rows", TP3, lambda g: g.all_gather(g.aten("gelu", local([5, 4], {0: 3}, g)), "tp"),
-            {"on rows": lambda g: g.all_gather(g.aten("gelu", local([5, 4], {0: 3}, g)), "tp")},
-            {"on columns": lambda g: g.aten("view", g.all_gather(g.aten("gelu", local([5, 4], {0: 3}, g)), "tp", 1), [15, 4])},
-            {"x": "(tp s) k ~ s k"}, ["s k ~ s k"]),
-    LawCase("all-gather-square", TP3, lambda g: g.aten("gelu", local([12, 4], {1: 3}, g)),
-            {"on columns": lambda g: g.all_gather(g.aten("gelu", local([12, 4], {1: 3}, g)), "tp", 1)},
-            {"transposed": lambda g: g.all_gather(g.aten("t", g.aten("gelu", local([12, 4], {1: 3}, g))), "tp", 0)},
-            COLS, ["s k ~ s k"]),
-    LawCase("all-gather-order", TP2, lambda g: g.aten("gelu", local([4, 5], {1: 2}, g)),
-            {"rank order": lambda g: g.all_gather(g.aten("gelu", local([4, 5], {1: 2}, g)), "tp", 1)},
-            {"reversed": in_order([[1, 0]], lambda g: g.all_gather(g.aten("gelu", local([4, 5], {1: 2}, g)), "other", 1))},
-            COLS, ["s k ~ s k"]),
-    LawCase("all-gather-inside", TP3, inner_sharded(True), {"inside the blocks": inner_sharded(True)}, {"outside": inner_sharded(False)},
-            {"x": "s (i tp k) ~ s (i k) [i=2]"}, ["s k ~ s k"]),
-    LawCase("sequence-parallel", TP3, sequence_parallel(None, False),
-            {"scattered, normed, gathered": sequence_parallel(), "reduced, then normed": sequence_parallel(None, False)},
-            {"gathered on another dimension": Twin(lambda g: g.aten("view", _gather_columns(g), [6, 8])),
-             "norm dropped": sequence_parallel(norm=False)},
-            SEQUENCE_GIVEN, ["s n ~ s n"]),
-    LawCase("sequence-parallel-sharded-output", TP3, sequence_parallel(None, False), {"not gathered": sequence_parallel(gather=False)},
-            {"averaged before the bias": Twin(sequence_parallel(gather=False, norm=False, op="avg"),
-                                              reference=sequence_parallel(None, False, norm=False))},
-            SEQUENCE_GIVEN, ["(tp s) n ~ s n"]),
-    LawCase("reduce-scatter", TP3, scattered(0), {"rows": scattered(0), "columns": scattered(1)},
-            {"other dimension": lambda g: g.aten("view", scattered(0, 1)(g), [6, 9])}, ROW_GIVEN, ["s n ~ s n"]),
-    LawCase("reduce-scatter-of-copies", TP3, scatter_of_copies(None), {"scaled by 1/n": scatter_of_copies(1 / 3)},
-            {"not scaled": scatter_of_copies(None)}, {"x": "s k ~ s k"}, ["(tp s) k ~ s k"],
-            unproved={"scaled by 1/n": "the constant is the float 1/3, not the exact third"}),
-    LawCase("reduce-scatter-of-copies-4", TP4, lambda g: g.aten("gelu", g.input("x", [8, 5])),
-            {"scaled by 1/n": lambda g: g.reduce_scatter(g.aten("mul.Tensor", g.aten("gelu", g.input("x", [8, 5])), 0.25), "tp")},
-            {"scaled by 1/2": lambda g: g.reduce_scatter(g.aten("mul.Tensor", g.aten("gelu", g.input("x", [8, 5])), 0.5), "tp")},
-            {"x": "s k ~ s k"}, ["(tp s) k ~ s k"]),
-    LawCase("all-gather-of-copies", TP3, gather_of_copies(0), {"first copy": gather_of_copies(0), "last copy": gather_of_copies(12)},
-            {"across copies": gather_of_copies(3), "every second row": gather_of_copies(None)}, {"x": "s k ~ s k"}, ["s k ~ s k"],
-            unproved={v: "no law for the gather of a replicated tensor" for v in ("first copy", "last copy")}),
-    LawCase("all-to-all-inverse", TP2, exchanged(), {"heads for sequence and back": exchanged()},
-            {"rank axis not moved back": exchanged("wrong"), "heads not grouped": exchanged(there="wrong")},
-            {"x": "(tp s) h d ~ s h d"}, ["(tp s) h d ~ s h d"]),
-    LawCase("shard-dim-all-to-all", TP2, shard_dims(0, 1), {"rows to columns": shard_dims(0, 1)},
-            {"to another dimension": lambda g: g.aten("view", shard_dims(0, 2)(g), [6, 2, 6])},
-            {"x": "(tp a) b c ~ a b c"}, ["a (tp b) c ~ a b c"]),
-    LawCase("broadcast", TP3, lambda g: g.aten("gelu", g.input("x", [4, 5])),
-            {"of copies": broadcast(0, lambda g: g.aten("gelu", g.input("x", [4, 5])))},
-            {"of shards": Twin(broadcast(0, lambda g: g.aten("gelu", local([4, 5], {1: 3}, g))),
-                               reference=lambda g: g.aten("gelu", local([4, 5], {1: 3}, g)), given=COLS, outputs=["s (tp k) ~ s k"])},
-            {"x": "s k ~ s k"}, ["s k ~ s k"]),
-    LawCase("output-claims", TP3, lambda g: g.aten("gelu", g.input("x", [6, 15])),
-            {"own block": lambda g: g.aten("slice.Tensor", g.aten("gelu", g.input("x", [6, 15])), 1, 5 * g.rank, 5 * g.rank + 5)},
-            {"first block": lambda g: g.aten("slice.Tensor", g.aten("gelu", g.input("x", [6, 15])), 1, 0, 5)},
-            {"x": "s k ~ s k"}, ["s (tp k) ~ s k"]),
+    LawCase(
+        "all-gather",
+        TP3,
+        gathered(1),
+        {"on columns": gathered(1)},
+        {"on rows": lambda g: g.aten("view", gathered(0)(g), [4, 15])},
+        COLS,
+        ["s k ~ s k"],
+    ),
+    LawCase(
+        "all-gather-rows",
+        TP3,
+        lambda g: g.all_gather(g.aten("gelu", local([5, 4], {0: 3}, g)), "tp"),
+        {"on rows": lambda g: g.all_gather(g.aten("gelu", local([5, 4], {0: 3}, g)), "tp")},
+        {
+            "on columns": lambda g: g.aten(
+                "view", g.all_gather(g.aten("gelu", local([5, 4], {0: 3}, g)), "tp", 1), [15, 4]
+            )
+        },
+        {"x": "(tp s) k ~ s k"},
+        ["s k ~ s k"],
+    ),
+    LawCase(
+        "all-gather-square",
+        TP3,
+        lambda g: g.aten("gelu", local([12, 4], {1: 3}, g)),
+        {"on columns": lambda g: g.all_gather(g.aten("gelu", local([12, 4], {1: 3}, g)), "tp", 1)},
+        {"transposed": lambda g: g.all_gather(g.aten("t", g.aten("gelu", local([12, 4], {1: 3}, g))), "tp", 0)},
+        COLS,
+        ["s k ~ s k"],
+    ),
+    LawCase(
+        "all-gather-order",
+        TP2,
+        lambda g: g.aten("gelu", local([4, 5], {1: 2}, g)),
+        {"rank order": lambda g: g.all_gather(g.aten("gelu", local([4, 5], {1: 2}, g)), "tp", 1)},
+        {"reversed": in_order([[1, 0]], lambda g: g.all_gather(g.aten("gelu", local([4, 5], {1: 2}, g)), "other", 1))},
+        COLS,
+        ["s k ~ s k"],
+    ),
+    LawCase(
+        "all-gather-inside",
+        TP3,
+        inner_sharded(True),
+        {"inside the blocks": inner_sharded(True)},
+        {"outside": inner_sharded(False)},
+        {"x": "s (i tp k) ~ s (i k) [i=2]"},
+        ["s k ~ s k"],
+    ),
+    LawCase(
+        "sequence-parallel",
+        TP3,
+        sequence_parallel(None, False),
+        {"scattered, normed, gathered": sequence_parallel(), "reduced, then normed": sequence_parallel(None, False)},
+        {
+            "gathered on another dimension": Twin(lambda g: g.aten("view", _gather_columns(g), [6, 8])),
+            "norm dropped": sequence_parallel(norm=False),
+        },
+        SEQUENCE_GIVEN,
+        ["s n ~ s n"],
+    ),
+    LawCase(
+        "sequence-parallel-sharded-output",
+        TP3,
+        sequence_parallel(None, False),
+        {"not gathered": sequence_parallel(gather=False)},
+        {
+            "averaged before the bias": Twin(
+                sequence_parallel(gather=False, norm=False, op="avg"),
+                reference=sequence_parallel(None, False, norm=False),
+            )
+        },
+        SEQUENCE_GIVEN,
+        ["(tp s) n ~ s n"],
+    ),
+    LawCase(
+        "reduce-scatter",
+        TP3,
+        scattered(0),
+        {"rows": scattered(0), "columns": scattered(1)},
+        {"other dimension": lambda g: g.aten("view", scattered(0, 1)(g), [6, 9])},
+        ROW_GIVEN,
+        ["s n ~ s n"],
+    ),
+    LawCase(
+        "reduce-scatter-of-copies",
+        TP3,
+        scatter_of_copies(None),
+        {"scaled by 1/n": scatter_of_copies(1 / 3)},
+        {"not scaled": scatter_of_copies(None)},
+        {"x": "s k ~ s k"},
+        ["(tp s) k ~ s k"],
+        unproved={"scaled by 1/n": "the constant is the float 1/3, not the exact third"},
+    ),
+    LawCase(
+        "reduce-scatter-of-copies-4",
+        TP4,
+        lambda g: g.aten("gelu", g.input("x", [8, 5])),
+        {
+            "scaled by 1/n": lambda g: g.reduce_scatter(
+                g.aten("mul.Tensor", g.aten("gelu", g.input("x", [8, 5])), 0.25), "tp"
+            )
+        },
+        {
+            "scaled by 1/2": lambda g: g.reduce_scatter(
+                g.aten("mul.Tensor", g.aten("gelu", g.input("x", [8, 5])), 0.5), "tp"
+            )
+        },
+        {"x": "s k ~ s k"},
+        ["(tp s) k ~ s k"],
+    ),
+    LawCase(
+        "all-gather-of-copies",
+        TP3,
+        gather_of_copies(0),
+        {"first copy": gather_of_copies(0), "last copy": gather_of_copies(12)},
+        {"across copies": gather_of_copies(3), "every second row": gather_of_copies(None)},
+        {"x": "s k ~ s k"},
+        ["s k ~ s k"],
+        unproved=dict.fromkeys(("first copy", "last copy"), "no law for the gather of a replicated tensor"),
+    ),
+    LawCase(
+        "all-to-all-inverse",
+        TP2,
+        exchanged(),
+        {"heads for sequence and back": exchanged()},
+        {"rank axis not moved back": exchanged("wrong"), "heads not grouped": exchanged(there="wrong")},
+        {"x": "(tp s) h d ~ s h d"},
+        ["(tp s) h d ~ s h d"],
+    ),
+    LawCase(
+        "shard-dim-all-to-all",
+        TP2,
+        shard_dims(0, 1),
+        {"rows to columns": shard_dims(0, 1)},
+        {"to another dimension": lambda g: g.aten("view", shard_dims(0, 2)(g), [6, 2, 6])},
+        {"x": "(tp a) b c ~ a b c"},
+        ["a (tp b) c ~ a b c"],
+    ),
+    LawCase(
+        "broadcast",
+        TP3,
+        lambda g: g.aten("gelu", g.input("x", [4, 5])),
+        {"of copies": broadcast(0, lambda g: g.aten("gelu", g.input("x", [4, 5])))},
+        {
+            "of shards": Twin(
+                broadcast(0, lambda g: g.aten("gelu", local([4, 5], {1: 3}, g))),
+                reference=lambda g: g.aten("gelu", local([4, 5], {1: 3}, g)),
+                given=COLS,
+                outputs=["s (tp k) ~ s k"],
+            )
+        },
+        {"x": "s k ~ s k"},
+        ["s k ~ s k"],
+    ),
+    LawCase(
+        "output-claims",
+        TP3,
+        lambda g: g.aten("gelu", g.input("x", [6, 15])),
+        {
+            "own block": lambda g: g.aten(
+                "slice.Tensor", g.aten("gelu", g.input("x", [6, 15])), 1, 5 * g.rank, 5 * g.rank + 5
+            )
+        },
+        {"first block": lambda g: g.aten("slice.Tensor", g.aten("gelu", g.input("x", [6, 15])), 1, 0, 5)},
+        {"x": "s k ~ s k"},
+        ["s (tp k) ~ s k"],
+    ),
 ]
 
 

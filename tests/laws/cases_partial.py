@@ -36,17 +36,26 @@ def through(step: Step, when: str) -> Program:
 def passes(name: str, step: Step, outputs: str) -> LawCase:
     """Linear: the all-reduce may come after it, and may not be left out."""
     return LawCase(
-        f"partial-through-{name}", TP3, through(step, "before"),
+        f"partial-through-{name}",
+        TP3,
+        through(step, "before"),
         {"reduced before": through(step, "before"), "reduced after": through(step, "after")},
-        {"not reduced": through(step, "never")}, PRODUCT, [outputs],
+        {"not reduced": through(step, "never")},
+        PRODUCT,
+        [outputs],
     )
 
 
 def refuses(name: str, step: Step, outputs: str) -> LawCase:
     """Not linear: the all-reduce must come first."""
     return LawCase(
-        f"partial-not-through-{name}", TP3, through(step, "before"), {"reduced before": through(step, "before")},
-        {"reduced after": through(step, "after")}, PRODUCT, [outputs],
+        f"partial-not-through-{name}",
+        TP3,
+        through(step, "before"),
+        {"reduced before": through(step, "before")},
+        {"reduced after": through(step, "after")},
+        PRODUCT,
+        [outputs],
     )
 
 
@@ -132,7 +141,9 @@ def top(step: Unary, when: str, op: str = "amax", how: str = "max") -> Program:
     return program
 
 
-def extremum(name: str, step: Unary, passes_through: bool, op: str = "amax", how: str = "max", unproved: str | None = None) -> LawCase:
+def extremum(
+    name: str, step: Unary, passes_through: bool, op: str = "amax", how: str = "max", unproved: str | None = None
+) -> LawCase:
     before = {"reduced last": top(step, "before", op, how)}
     right: dict[str, Program] = {"reduced first": top(step, "after", op, how)}
     wrong: dict[str, Program] = {"not reduced": lambda g: step(g, g.aten(op, g.input("x", [5, 4]), [1]))}
@@ -140,8 +151,16 @@ def extremum(name: str, step: Unary, passes_through: bool, op: str = "amax", how
         right |= before
     else:
         wrong |= before
-    return LawCase(f"extremum-{how}-{name}", TP3, top(step, "after", op, how), right, wrong, {"x": X}, ["s ~ s"],
-                   unproved={} if unproved is None else {"reduced last": unproved})
+    return LawCase(
+        f"extremum-{how}-{name}",
+        TP3,
+        top(step, "after", op, how),
+        right,
+        wrong,
+        {"x": X},
+        ["s ~ s"],
+        unproved={} if unproved is None else {"reduced last": unproved},
+    )
 
 
 EXTREMA = [
@@ -149,8 +168,18 @@ EXTREMA = [
     extremum("tanh", lambda g, x: g.aten("tanh", x), True),
     extremum("relu", lambda g, x: g.aten("relu", x), True),
     extremum("relu-of-minimum", lambda g, x: g.aten("relu", x), True, "amin", "min"),
-    extremum("shift", lambda g, x: g.aten("add.Tensor", x, 0.5), True, unproved="adding a constant is not among the monotone bodies"),
-    extremum("positive-factor", lambda g, x: g.aten("mul.Tensor", x, 2.0), True, unproved="a positive factor is not among the monotone bodies"),
+    extremum(
+        "shift",
+        lambda g, x: g.aten("add.Tensor", x, 0.5),
+        True,
+        unproved="adding a constant is not among the monotone bodies",
+    ),
+    extremum(
+        "positive-factor",
+        lambda g, x: g.aten("mul.Tensor", x, 2.0),
+        True,
+        unproved="a positive factor is not among the monotone bodies",
+    ),
     extremum("negative-factor", lambda g, x: g.aten("mul.Tensor", x, -2.0), False),
     extremum("negation", lambda g, x: g.aten("neg", x), False),
     extremum("absolute", lambda g, x: g.aten("abs", x), False),
@@ -206,23 +235,56 @@ def residual(how: str) -> Program:
 
 
 FACTORS = [
-    LawCase("all-reduce-of-copies", TP4, copies(),
-            {"averaged": copies(("reduce", "avg")), "divided after": copies(("reduce", "sum"), ("div.Tensor", 4.0)),
-             "divided before": copies(("div.Tensor", 4.0), ("reduce", "sum")), "maximum": copies(("reduce", "max")),
-             "minimum": copies(("reduce", "min")), "twice": copies(("reduce", "sum"), ("reduce", "sum"), ("mul.Tensor", 0.0625))},
-            {"summed": copies(("reduce", "sum")), "divided by 2": copies(("reduce", "sum"), ("div.Tensor", 2.0)),
-             "averaged and divided": copies(("reduce", "avg"), ("div.Tensor", 4.0)), "product": copies(("reduce", "product")),
-             "twice, divided once": copies(("reduce", "sum"), ("reduce", "sum"), ("mul.Tensor", 0.25))},
-            {"x": "s n ~ s n"}, ["s n ~ s n"], unproved={"twice": "16 is not among the scales that 4 ranks make interesting"}),
-    LawCase("factor-not-through-gelu", TP4, copies(), {"same": copies(("reduce", "avg"))},
-            {"inside": lambda g: g.aten("mul.Tensor", g.aten("gelu", g.all_reduce(g.input("x", [5, 7]), "tp")), 0.25)},
-            {"x": "s n ~ s n"}, ["s n ~ s n"]),
-    LawCase("rank-weights", TP4, weighted([1.0]), {"one rank": weighted([0.0, 0.0, 1.0, 0.0]), "convex": weighted([0.5, 0.125, 0.125, 0.25])},
-            {"all": weighted([1.0] * 4), "sum is 2": weighted([0.5] * 4)}, {"x": "s n ~ s n"}, ["s n ~ s n"]),
-    LawCase("residual-into-partial", TP4, residual("after"), {"after": residual("after"), "a quarter on every rank": residual("quarter"),
-                                                            "rank 0 only": residual("rank 0")},
-            {"half on every rank": residual("half"), "two ranks": residual("ranks 0 and 1")},
-            {"x": X, "w": W, "r": "s n ~ s n"}, ["s n ~ s n"]),
+    LawCase(
+        "all-reduce-of-copies",
+        TP4,
+        copies(),
+        {
+            "averaged": copies(("reduce", "avg")),
+            "divided after": copies(("reduce", "sum"), ("div.Tensor", 4.0)),
+            "divided before": copies(("div.Tensor", 4.0), ("reduce", "sum")),
+            "maximum": copies(("reduce", "max")),
+            "minimum": copies(("reduce", "min")),
+            "twice": copies(("reduce", "sum"), ("reduce", "sum"), ("mul.Tensor", 0.0625)),
+        },
+        {
+            "summed": copies(("reduce", "sum")),
+            "divided by 2": copies(("reduce", "sum"), ("div.Tensor", 2.0)),
+            "averaged and divided": copies(("reduce", "avg"), ("div.Tensor", 4.0)),
+            "product": copies(("reduce", "product")),
+            "twice, divided once": copies(("reduce", "sum"), ("reduce", "sum"), ("mul.Tensor", 0.25)),
+        },
+        {"x": "s n ~ s n"},
+        ["s n ~ s n"],
+        unproved={"twice": "16 is not among the scales that 4 ranks make interesting"},
+    ),
+    LawCase(
+        "factor-not-through-gelu",
+        TP4,
+        copies(),
+        {"same": copies(("reduce", "avg"))},
+        {"inside": lambda g: g.aten("mul.Tensor", g.aten("gelu", g.all_reduce(g.input("x", [5, 7]), "tp")), 0.25)},
+        {"x": "s n ~ s n"},
+        ["s n ~ s n"],
+    ),
+    LawCase(
+        "rank-weights",
+        TP4,
+        weighted([1.0]),
+        {"one rank": weighted([0.0, 0.0, 1.0, 0.0]), "convex": weighted([0.5, 0.125, 0.125, 0.25])},
+        {"all": weighted([1.0] * 4), "sum is 2": weighted([0.5] * 4)},
+        {"x": "s n ~ s n"},
+        ["s n ~ s n"],
+    ),
+    LawCase(
+        "residual-into-partial",
+        TP4,
+        residual("after"),
+        {"after": residual("after"), "a quarter on every rank": residual("quarter"), "rank 0 only": residual("rank 0")},
+        {"half on every rank": residual("half"), "two ranks": residual("ranks 0 and 1")},
+        {"x": X, "w": W, "r": "s n ~ s n"},
+        ["s n ~ s n"],
+    ),
 ]
 
 
@@ -235,8 +297,15 @@ def unused_reduce(g: GraphBuilder) -> Ref:
 
 
 DROPPED = [
-    LawCase("dropped-all-reduce", TP3, unused_reduce, {"used": lambda g: g.aten("gelu", g.all_reduce(product(g), "tp"))},
-            {"dropped": unused_reduce}, {"x": X, "w": W}, ["s n ~ s n"]),
+    LawCase(
+        "dropped-all-reduce",
+        TP3,
+        unused_reduce,
+        {"used": lambda g: g.aten("gelu", g.all_reduce(product(g), "tp"))},
+        {"dropped": unused_reduce},
+        {"x": X, "w": W},
+        ["s n ~ s n"],
+    ),
 ]
 
 CASES = [
@@ -244,5 +313,7 @@ CASES = [
     *(refuses(*entry) for entry in REFUSED),
     *(two_pairs(op, True) for op in ("add.Tensor", "sub.Tensor", "cat")),
     *(two_pairs(op, False) for op in ("mul.Tensor", "div.Tensor", "maximum")),
-    *EXTREMA, *FACTORS, *DROPPED,
+    *EXTREMA,
+    *FACTORS,
+    *DROPPED,
 ]

@@ -18,14 +18,23 @@ def odd(g: GraphBuilder, normal: Any, other: Any) -> Any:
     return other if g.mesh and g.rank == 1 else normal
 
 
-def attribute(name: str, step: Step, normal: Any, other: Any, out: str = SAME, shape: tuple[int, int] = (6, 6)) -> LawCase:
+def attribute(
+    name: str, step: Step, normal: Any, other: Any, out: str = SAME, shape: tuple[int, int] = (6, 6)
+) -> LawCase:
     """Rank 1 uses another attribute."""
 
     def program(value: Callable[[GraphBuilder], Any]) -> Program:
         return lambda g: step(g, g.aten("sin", g.input("x", list(shape))), value(g))
 
-    return LawCase(f"rank-attribute-{name}", TP2, program(lambda g: normal), {"same everywhere": program(lambda g: normal)},
-                   {"rank 1 differs": program(lambda g: odd(g, normal, other))}, {"x": SAME}, [out])
+    return LawCase(
+        f"rank-attribute-{name}",
+        TP2,
+        program(lambda g: normal),
+        {"same everywhere": program(lambda g: normal)},
+        {"rank 1 differs": program(lambda g: odd(g, normal, other))},
+        {"x": SAME},
+        [out],
+    )
 
 
 ATTRIBUTES = [
@@ -35,7 +44,9 @@ ATTRIBUTES = [
     attribute("alpha", lambda g, x, v: g.aten("add.Tensor", x, x, alpha=v), 2, 3),
     attribute("exponent", lambda g, x, v: g.aten("pow.Tensor_Scalar", x, v), 2, 3),
     attribute("bound", lambda g, x, v: g.aten("clamp", x, v, 0.9), -0.5, 0.25),
-    attribute("comparison", lambda g, x, v: g.aten("where.self", g.aten("gt.Scalar", x, v), x, g.aten("neg", x)), 0.0, 0.5),
+    attribute(
+        "comparison", lambda g, x, v: g.aten("where.self", g.aten("gt.Scalar", x, v), x, g.aten("neg", x)), 0.0, 0.5
+    ),
     attribute("fill", lambda g, x, v: g.aten("masked_fill.Scalar", x, g.aten("gt.Scalar", x, 0.0), v), 1.5, 2.5),
     attribute("approximation", lambda g, x, v: g.aten("gelu", x, approximate=v), "none", "tanh"),
     attribute("softmax-dim", lambda g, x, v: g.aten("_softmax", x, v, False), 0, 1),
@@ -45,7 +56,13 @@ ATTRIBUTES = [
     attribute("argmax-dim", lambda g, x, v: g.aten("argmax", x, v), 0, 1, "a ~ a"),
     attribute("permute", lambda g, x, v: g.aten("permute", x, v), [1, 0], [0, 1]),
     attribute("transpose", lambda g, x, v: g.aten("transpose.int", x, 0, v), 1, 0),
-    attribute("view", lambda g, x, v: g.aten("view", g.aten("transpose.int", g.aten("view", x, v), 0, 1), [36]), [4, 9], [9, 4], "a ~ a"),
+    attribute(
+        "view",
+        lambda g, x, v: g.aten("view", g.aten("transpose.int", g.aten("view", x, v), 0, 1), [36]),
+        [4, 9],
+        [9, 4],
+        "a ~ a",
+    ),
     attribute("flip", lambda g, x, v: g.aten("flip", x, v), [0], [1]),
     attribute("roll", lambda g, x, v: g.aten("roll", x, v, [0]), [1], [2]),
     attribute("diagonal", lambda g, x, v: g.aten("tril", x, v), 0, 1),
@@ -54,7 +71,9 @@ ATTRIBUTES = [
     attribute("select", lambda g, x, v: g.aten("select.int", x, 0, v), 2, 3, "a ~ a"),
     attribute("narrow", lambda g, x, v: g.aten("narrow", x, 0, v, 2), 2, 3),
     attribute("cat-dim", lambda g, x, v: g.aten("view", g.aten("cat", [x, g.aten("neg", x)], v), [72]), 0, 1, "a ~ a"),
-    attribute("stack-dim", lambda g, x, v: g.aten("view", g.aten("stack", [x, g.aten("neg", x)], v), [72]), 0, 1, "a ~ a"),
+    attribute(
+        "stack-dim", lambda g, x, v: g.aten("view", g.aten("stack", [x, g.aten("neg", x)], v), [72]), 0, 1, "a ~ a"
+    ),
     attribute("split-sizes", lambda g, x, v: g.aten("cat", [*g.aten("split_with_sizes", x, v)][::-1]), [2, 4], [4, 2]),
     attribute("pad", lambda g, x, v: g.aten("constant_pad_nd", x, v), [1, 2], [2, 1]),
     attribute("repeat", lambda g, x, v: g.aten("view", g.aten("repeat", x, v), [72]), [2, 1], [1, 2], "a ~ a"),
@@ -65,12 +84,16 @@ ATTRIBUTES = [
     attribute("sort-order", lambda g, x, v: g.aten("sort", x, 1, v)[0], True, False),
     attribute("attention-scale", lambda g, x, v: _attention(g, x, scale=v), 0.5, 0.25),
     attribute("attention-causal", lambda g, x, v: _attention(g, x, is_causal=v), False, True),
-    attribute("full", lambda g, x, v: g.aten("mul.Tensor", x, g.aten("full", [6], v, dtype=DType("float32"))), 1.5, 2.5),
+    attribute(
+        "full", lambda g, x, v: g.aten("mul.Tensor", x, g.aten("full", [6], v, dtype=DType("float32"))), 1.5, 2.5
+    ),
     attribute("arange", lambda g, x, v: g.aten("mul.Tensor", x, g.aten("arange.start_step", v, v + 6, 1)), 0, 2),
     attribute("one-step", lambda g, x, v: g.aten("mul.Tensor", x, g.aten("arange.start_step", 0, 6 * v, v)), 1, 2),
     attribute("cast", lambda g, x, v: g.aten("mul.Tensor", x, g.aten("floor" if v else "ceil", x)), True, False),
     attribute("variance-correction", lambda g, x, v: g.aten("var.correction", x, [1], correction=v), 1, 0, "a ~ a"),
-    attribute("einsum", lambda g, x, v: g.aten("einsum", v, [x, x], result=("float32", [6, 6])), "ij,jk->ik", "ij,kj->ik"),
+    attribute(
+        "einsum", lambda g, x, v: g.aten("einsum", v, [x, x], result=("float32", [6, 6])), "ij,jk->ik", "ij,kj->ik"
+    ),
 ]
 
 
@@ -107,21 +130,44 @@ def own_chunk(pick: str) -> Program:
 
     def program(g: GraphBuilder) -> Ref:
         y = g.aten("sin", g.input("x", [4, 15]))
-        return g.aten("gelu", g.aten("split.Tensor", y, 5, 1)[{"own": g.rank, "first": 0}[pick]]) if g.mesh else g.aten("gelu", y)
+        return (
+            g.aten("gelu", g.aten("split.Tensor", y, 5, 1)[{"own": g.rank, "first": 0}[pick]])
+            if g.mesh
+            else g.aten("gelu", y)
+        )
 
     return program
 
 
 STRUCTURE = [
-    LawCase("bias-on-one-rank", TP3, one_rank_bias({0}), {"rank 0": one_rank_bias({0}), "rank 2": one_rank_bias({2})},
-            {"two ranks": one_rank_bias({0, 2}), "no rank": one_rank_bias(set()), "all ranks": one_rank_bias({0, 1, 2})},
-            {"x": "s (tp k) ~ s k", "w": "n (tp k) ~ n k", "b": "n ~ n"}, ["s n ~ s n"],
-            unproved={v: "families that differ in structure have no lowering" for v in ("rank 0", "rank 2")}),
-    LawCase("operator-missing-on-one-rank", TP3, skips_activation(None), {"on all": skips_activation(None)},
-            {"not on rank 0": skips_activation(0), "not on rank 2": skips_activation(2)}, {"x": "s (tp k) ~ s k"}, ["s (tp k) ~ s k"]),
-    LawCase("own-chunk", TP3, own_chunk("own"), {"own": own_chunk("own")}, {"first": own_chunk("first")},
-            {"x": "s k ~ s k"}, ["s (tp k) ~ s k"],
-            unproved={"own": "splits of which ranks use different outputs are not zipped"}),
+    LawCase(
+        "bias-on-one-rank",
+        TP3,
+        one_rank_bias({0}),
+        {"rank 0": one_rank_bias({0}), "rank 2": one_rank_bias({2})},
+        {"two ranks": one_rank_bias({0, 2}), "no rank": one_rank_bias(set()), "all ranks": one_rank_bias({0, 1, 2})},
+        {"x": "s (tp k) ~ s k", "w": "n (tp k) ~ n k", "b": "n ~ n"},
+        ["s n ~ s n"],
+    ),
+    LawCase(
+        "operator-missing-on-one-rank",
+        TP3,
+        skips_activation(None),
+        {"on all": skips_activation(None)},
+        {"not on rank 0": skips_activation(0), "not on rank 2": skips_activation(2)},
+        {"x": "s (tp k) ~ s k"},
+        ["s (tp k) ~ s k"],
+    ),
+    LawCase(
+        "own-chunk",
+        TP3,
+        own_chunk("own"),
+        {"own": own_chunk("own")},
+        {"first": own_chunk("first")},
+        {"x": "s k ~ s k"},
+        ["s (tp k) ~ s k"],
+        unproved={"own": "splits of which ranks use different outputs are not zipped"},
+    ),
 ]
 
 
@@ -174,17 +220,50 @@ def reduced_in_place(use: str) -> Program:
 
 MUTATED = {"x": SAME, "r": SAME}
 MUTATION = [
-    LawCase("in-place-add", TP2, in_place("add_.Tensor", "result"), {"result used": in_place("add_.Tensor", "result")},
-            {"buffer used, never written in the reference": Twin(in_place("add_.Tensor", "buffer"), reference=never_written)},
-            MUTATED, [SAME]),
-    LawCase("in-place-copy", TP2, lambda g: _copied(g, "result"), {"result used": lambda g: _copied(g, "result")},
-            {"buffer used, never written in the reference": Twin(lambda g: _copied(g, "buffer"), reference=never_written)},
-            MUTATED, [SAME]),
-    LawCase("in-place-through-view", TP2, through_view(False), {"not written": through_view(False)}, {"written": through_view(True)},
-            MUTATED, [SAME]),
-    LawCase("all-reduce-in-place", TP2, reduced_in_place("result"), {"result used": reduced_in_place("result")},
-            {"never reduced": lambda g: g.aten("cos", g.aten("mm", g.input("x", [5, 4]), g.aten("t", g.input("w", [7, 4]))))},
-            {"x": "s (tp k) ~ s k", "w": "n (tp k) ~ n k"}, ["s n ~ s n"]),
+    LawCase(
+        "in-place-add",
+        TP2,
+        in_place("add_.Tensor", "result"),
+        {"result used": in_place("add_.Tensor", "result")},
+        {
+            "buffer used, never written in the reference": Twin(
+                in_place("add_.Tensor", "buffer"), reference=never_written
+            )
+        },
+        MUTATED,
+        [SAME],
+    ),
+    LawCase(
+        "in-place-copy",
+        TP2,
+        lambda g: _copied(g, "result"),
+        {"result used": lambda g: _copied(g, "result")},
+        {"buffer used, never written in the reference": Twin(lambda g: _copied(g, "buffer"), reference=never_written)},
+        MUTATED,
+        [SAME],
+    ),
+    LawCase(
+        "in-place-through-view",
+        TP2,
+        through_view(False),
+        {"not written": through_view(False)},
+        {"written": through_view(True)},
+        MUTATED,
+        [SAME],
+    ),
+    LawCase(
+        "all-reduce-in-place",
+        TP2,
+        reduced_in_place("result"),
+        {"result used": reduced_in_place("result")},
+        {
+            "never reduced": lambda g: g.aten(
+                "cos", g.aten("mm", g.input("x", [5, 4]), g.aten("t", g.input("w", [7, 4])))
+            )
+        },
+        {"x": "s (tp k) ~ s k", "w": "n (tp k) ~ n k"},
+        ["s n ~ s n"],
+    ),
 ]
 
 
@@ -249,8 +328,13 @@ def bits(view: bool) -> Program:
     return program
 
 
-def variance(unbiased: bool) -> Program:
-    return lambda g: g.aten("var.dim", g.aten("sin", g.input("x", [4, 5])), [1], unbiased)
+def variance(correction: int) -> Program:
+    return lambda g: g.aten("var.correction", g.aten("sin", g.input("x", [4, 5])), [1], correction=correction)
+
+
+def variance_by_flag(g: GraphBuilder) -> Ref:
+    """The overload with three arguments: unbiased, no keepdim."""
+    return g.aten("var.dim", g.aten("sin", g.input("x", [4, 5])), [1], True)
 
 
 def shares(left: int, right: int) -> Program:
@@ -283,27 +367,85 @@ def mean_of_means(sizes: str) -> Program:
 
 
 TRAPS = [
-    LawCase("scale-of-partial-product", GRID, product_of_scaled(9.0), {"divided by n squared": product_of_scaled(9.0)},
-            {"divided by n": product_of_scaled(3.0)}, {"x": "s (dp k) ~ s k"}, ["s ~ s"],
-            unproved={"divided by n squared": "a factor inside a partial product is raised to a power; no law"}),
-    LawCase("maximum-of-partial-minimum", TP3, extremum_of_extremum("amin", "amax", "min", False),
-            {"reduced in between": extremum_of_extremum("amin", "amax", "min", False)},
-            {"reduced last": extremum_of_extremum("amin", "amax", "min", True)}, {"x": "s (tp k) ~ s k"}, ["~"]),
-    LawCase("minimum-of-partial-maximum", TP3, extremum_of_extremum("amax", "amin", "max", False),
-            {"reduced in between": extremum_of_extremum("amax", "amin", "max", False)},
-            {"reduced last": extremum_of_extremum("amax", "amin", "max", True)}, {"x": "s (tp k) ~ s k"}, ["~"]),
-    LawCase("maximum-of-partial-maximum", TP3, extremum_of_extremum("amax", "amax", "max", False),
-            {"reduced last": extremum_of_extremum("amax", "amax", "max", True)},
-            {"wrong collective": extremum_of_extremum("amax", "amax", "min", True)}, {"x": "s (tp k) ~ s k"}, ["~"]),
-    LawCase("claim-on-axes-that-do-not-nest", TP2, conflicting("same"), {"same": conflicting("same")}, {"transposed": conflicting("other")},
-            {"x": SAME}, ["n ~ n", ""]),
-    LawCase("bits-are-not-values", TP2, bits(False), {"values": bits(False)}, {"bits": bits(True)}, {"x": SAME}, [SAME]),
-    LawCase("variance", TP2, variance(True), {"same": variance(True)}, {"biased": variance(False)}, {"x": SAME}, ["a ~ a"]),
-    LawCase("one-mesh-axis-two-dimensions", TP2, shares(0, 0), {"same dimension": shares(0, 0)},
-            {"different dimensions": Twin(shares(0, 1), given={"x": "(tp a) b ~ a b", "y": "a (tp b) ~ a b"})},
-            {"x": "(tp a) b ~ a b", "y": "(tp a) b ~ a b"}, [SAME]),
-    LawCase("mean-over-all", TP3, mean_of_means("all"), {"averaged": mean_of_means("all")}, {"summed": mean_of_means("sum")},
-            {"x": "(tp s) k ~ s k"}, ["~"]),
+    LawCase(
+        "scale-of-partial-product",
+        GRID,
+        product_of_scaled(9.0),
+        {"divided by n squared": product_of_scaled(9.0)},
+        {"divided by n": product_of_scaled(3.0)},
+        {"x": "s (dp k) ~ s k"},
+        ["s ~ s"],
+        unproved={"divided by n squared": "a factor inside a partial product is raised to a power; no law"},
+    ),
+    LawCase(
+        "maximum-of-partial-minimum",
+        TP3,
+        extremum_of_extremum("amin", "amax", "min", False),
+        {"reduced in between": extremum_of_extremum("amin", "amax", "min", False)},
+        {"reduced last": extremum_of_extremum("amin", "amax", "min", True)},
+        {"x": "s (tp k) ~ s k"},
+        ["~"],
+    ),
+    LawCase(
+        "minimum-of-partial-maximum",
+        TP3,
+        extremum_of_extremum("amax", "amin", "max", False),
+        {"reduced in between": extremum_of_extremum("amax", "amin", "max", False)},
+        {"reduced last": extremum_of_extremum("amax", "amin", "max", True)},
+        {"x": "s (tp k) ~ s k"},
+        ["~"],
+    ),
+    LawCase(
+        "maximum-of-partial-maximum",
+        TP3,
+        extremum_of_extremum("amax", "amax", "max", False),
+        {"reduced last": extremum_of_extremum("amax", "amax", "max", True)},
+        {"wrong collective": extremum_of_extremum("amax", "amax", "min", True)},
+        {"x": "s (tp k) ~ s k"},
+        ["~"],
+    ),
+    LawCase(
+        "claim-on-axes-that-do-not-nest",
+        TP2,
+        conflicting("same"),
+        {"same": conflicting("same")},
+        {"transposed": conflicting("other")},
+        {"x": SAME},
+        ["n ~ n", ""],
+    ),
+    LawCase(
+        "bits-are-not-values", TP2, bits(False), {"values": bits(False)}, {"bits": bits(True)}, {"x": SAME}, [SAME]
+    ),
+    LawCase(
+        "variance",
+        TP2,
+        variance(1),
+        {"same": variance(1), "by flag": variance_by_flag},
+        {"biased": variance(0)},
+        {"x": SAME},
+        ["a ~ a"],
+        unproved={
+            "by flag": "var.dim with three arguments takes `unbiased` for `keepdim`: a shape error on a valid graph"
+        },
+    ),
+    LawCase(
+        "one-mesh-axis-two-dimensions",
+        TP2,
+        shares(0, 0),
+        {"same dimension": shares(0, 0)},
+        {"different dimensions": Twin(shares(0, 1), given={"x": "(tp a) b ~ a b", "y": "a (tp b) ~ a b"})},
+        {"x": "(tp a) b ~ a b", "y": "(tp a) b ~ a b"},
+        [SAME],
+    ),
+    LawCase(
+        "mean-over-all",
+        TP3,
+        mean_of_means("all"),
+        {"averaged": mean_of_means("all")},
+        {"summed": mean_of_means("sum")},
+        {"x": "(tp s) k ~ s k"},
+        ["~"],
+    ),
 ]
 
 CASES = [*ATTRIBUTES, *STRUCTURE, *MUTATION, *TRAPS]

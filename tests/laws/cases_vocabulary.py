@@ -130,13 +130,30 @@ def where_then_fill(how: str = "") -> Program:
     return program
 
 
-FAULTS = ("offset of rank 1 wrong", "ranks reversed", "no offset", "not reduced", "maximum", "rows not masked", "ids not masked")
+FAULTS = (
+    "offset of rank 1 wrong",
+    "ranks reversed",
+    "no offset",
+    "not reduced",
+    "maximum",
+    "rows not masked",
+    "ids not masked",
+)
 LOOKUP = {"ids": "b s ~ b s", "table": "(tp v) h ~ v h"}
 
 
 def lookup(name: str, spelling: Any, faults: tuple[str, ...] = FAULTS, **more: Any) -> LawCase:
-    return LawCase(f"embedding-{name}", TP3, plain, {"masked": spelling()}, {f: spelling(f) for f in faults}, LOOKUP, ["b s h ~ b s h"],
-                   ranges={"ids": WHOLE}, **more)
+    return LawCase(
+        f"embedding-{name}",
+        TP3,
+        plain,
+        {"masked": spelling()},
+        {f: spelling(f) for f in faults},
+        LOOKUP,
+        ["b s h ~ b s h"],
+        ranges={"ids": WHOLE},
+        **more,
+    )
 
 
 def tied_head(how: str = "") -> Program:
@@ -151,22 +168,57 @@ def tied_head(how: str = "") -> Program:
 
 
 EMBEDDING = [
-    LawCase("embedding-replicated", TP3, plain, {"same": lambda g: g.aten("embedding", g.input("table", [WHOLE, 7]), g.input("ids", [2, 5], "int64"))},
-            {"shifted": lambda g: g.aten("embedding", g.aten("roll", g.input("table", [WHOLE, 7]), [1], [0]), g.input("ids", [2, 5], "int64"))},
-            {"ids": "b s ~ b s", "table": "v h ~ v h"}, ["b s h ~ b s h"], ranges={"ids": WHOLE}),
-    LawCase("embedding-hidden-sharded", TP3, lambda g: g.aten("embedding", g.input("table", [WHOLE, 21]), g.input("ids", [2, 5], "int64")),
-            {"columns": lambda g: g.aten("embedding", g.input("table", [WHOLE, 7]), g.input("ids", [2, 5], "int64"))},
-            {"ids shifted": lambda g: g.aten("embedding", g.input("table", [WHOLE, 7]),
-                                             g.aten("remainder.Scalar", g.aten("add.Tensor", g.input("ids", [2, 5], "int64"), 1), WHOLE))},
-            {"ids": "b s ~ b s", "table": "v (tp h) ~ v h"}, ["b s (tp h) ~ b s h"], ranges={"ids": WHOLE}),
+    LawCase(
+        "embedding-replicated",
+        TP3,
+        plain,
+        {"same": lambda g: g.aten("embedding", g.input("table", [WHOLE, 7]), g.input("ids", [2, 5], "int64"))},
+        {
+            "shifted": lambda g: g.aten(
+                "embedding", g.aten("roll", g.input("table", [WHOLE, 7]), [1], [0]), g.input("ids", [2, 5], "int64")
+            )
+        },
+        {"ids": "b s ~ b s", "table": "v h ~ v h"},
+        ["b s h ~ b s h"],
+        ranges={"ids": WHOLE},
+    ),
+    LawCase(
+        "embedding-hidden-sharded",
+        TP3,
+        lambda g: g.aten("embedding", g.input("table", [WHOLE, 21]), g.input("ids", [2, 5], "int64")),
+        {"columns": lambda g: g.aten("embedding", g.input("table", [WHOLE, 7]), g.input("ids", [2, 5], "int64"))},
+        {
+            "ids shifted": lambda g: g.aten(
+                "embedding",
+                g.input("table", [WHOLE, 7]),
+                g.aten("remainder.Scalar", g.aten("add.Tensor", g.input("ids", [2, 5], "int64"), 1), WHOLE),
+            )
+        },
+        {"ids": "b s ~ b s", "table": "v (tp h) ~ v h"},
+        ["b s (tp h) ~ b s h"],
+        ranges={"ids": WHOLE},
+    ),
     lookup("megatron", megatron),
     lookup("vllm", vllm),
-    lookup("vllm-with-added", vllm_with_added, ("offset of rank 1 wrong", "ranks reversed", "no offset", "not reduced")),
-    lookup("clamped", clamped, ("offset of rank 1 wrong", "ranks reversed", "no offset", "not reduced"),
-           unproved={"masked": "clamp is not in the index domain"}),
+    lookup(
+        "vllm-with-added", vllm_with_added, ("offset of rank 1 wrong", "ranks reversed", "no offset", "not reduced")
+    ),
+    lookup(
+        "clamped",
+        clamped,
+        ("offset of rank 1 wrong", "ranks reversed", "no offset", "not reduced"),
+        unproved={"masked": "clamp is not in the index domain"},
+    ),
     lookup("where", where_then_fill),
-    LawCase("logits", TP3, tied_head(), {"gathered": tied_head()}, {"on batch": lambda g: g.aten("view", tied_head("batch")(g), [2, 5, 12])},
-            {"x": "b s h ~ b s h", "table": "(tp v) h ~ v h"}, ["b s v ~ b s v"]),
+    LawCase(
+        "logits",
+        TP3,
+        tied_head(),
+        {"gathered": tied_head()},
+        {"on batch": lambda g: g.aten("view", tied_head("batch")(g), [2, 5, 12])},
+        {"x": "b s h ~ b s h", "table": "(tp v) h ~ v h"},
+        ["b s v ~ b s v"],
+    ),
 ]
 
 
@@ -214,18 +266,56 @@ def fused_cross_entropy(g: GraphBuilder) -> Ref:
 
 
 LOSS = {"logits": "s (tp v) ~ s v", "target": "s ~ s"}
-CE_FAULTS = ("offset of rank 1 wrong", "no offset", "maximum not reduced", "target not masked", "target not reduced", "sum not reduced")
+CE_FAULTS = (
+    "offset of rank 1 wrong",
+    "no offset",
+    "maximum not reduced",
+    "target not masked",
+    "target not reduced",
+    "sum not reduced",
+)
 CROSS_ENTROPY = [
-    LawCase("cross-entropy-megatron", TP3, cross_entropy(), {"sharded": cross_entropy()}, {f: cross_entropy(f) for f in CE_FAULTS},
-            LOSS, ["s ~ s"], ranges={"target": WHOLE}),
-    LawCase("cross-entropy-gather", TP3, plain_cross_entropy,
-            {"sharded, gather": cross_entropy(spelling="gather"), "sharded, index": cross_entropy()},
-            {f: cross_entropy(f, "gather") for f in CE_FAULTS}, LOSS, ["s ~ s"], ranges={"target": WHOLE}),
-    LawCase("cross-entropy-fused", TP3, fused_cross_entropy, {"sharded": cross_entropy(spelling="gather")},
-            {f: cross_entropy(f, "gather") for f in CE_FAULTS[:2]}, LOSS, ["s ~ s"], ranges={"target": WHOLE},
-            unproved={"sharded": "needs the decomposition of log-softmax"}),
-    LawCase("cross-entropy-mean", TP3, lambda g: g.aten("mean", cross_entropy()(g)), {"sharded": lambda g: g.aten("mean", cross_entropy()(g))},
-            {"summed": lambda g: g.aten("sum", cross_entropy()(g))}, LOSS, ["~"], ranges={"target": WHOLE}),
+    LawCase(
+        "cross-entropy-megatron",
+        TP3,
+        cross_entropy(),
+        {"sharded": cross_entropy()},
+        {f: cross_entropy(f) for f in CE_FAULTS},
+        LOSS,
+        ["s ~ s"],
+        ranges={"target": WHOLE},
+    ),
+    LawCase(
+        "cross-entropy-gather",
+        TP3,
+        plain_cross_entropy,
+        {"sharded, gather": cross_entropy(spelling="gather"), "sharded, index": cross_entropy()},
+        {f: cross_entropy(f, "gather") for f in CE_FAULTS},
+        LOSS,
+        ["s ~ s"],
+        ranges={"target": WHOLE},
+    ),
+    LawCase(
+        "cross-entropy-fused",
+        TP3,
+        fused_cross_entropy,
+        {"sharded": cross_entropy(spelling="gather")},
+        {f: cross_entropy(f, "gather") for f in CE_FAULTS[:2]},
+        LOSS,
+        ["s ~ s"],
+        ranges={"target": WHOLE},
+        unproved={"sharded": "needs the decomposition of log-softmax"},
+    ),
+    LawCase(
+        "cross-entropy-mean",
+        TP3,
+        lambda g: g.aten("mean", cross_entropy()(g)),
+        {"sharded": lambda g: g.aten("mean", cross_entropy()(g))},
+        {"summed": lambda g: g.aten("sum", cross_entropy()(g))},
+        LOSS,
+        ["~"],
+        ranges={"target": WHOLE},
+    ),
 ]
 
 
@@ -242,9 +332,18 @@ def argmax(how: str) -> Program:
 
 
 SAMPLING = [
-    LawCase("argmax-over-sharded", TP3, argmax("local"), {"gathered": argmax("gathered")},
-            {"local index": argmax("local"), "largest local index": lambda g: g.all_reduce(argmax("local")(g), "tp", "max")},
-            {"logits": "s (tp v) ~ s v"}, ["s ~ s"]),
+    LawCase(
+        "argmax-over-sharded",
+        TP3,
+        argmax("local"),
+        {"gathered": argmax("gathered")},
+        {
+            "local index": argmax("local"),
+            "largest local index": lambda g: g.all_reduce(argmax("local")(g), "tp", "max"),
+        },
+        {"logits": "s (tp v) ~ s v"},
+        ["s ~ s"],
+    ),
 ]
 
 CASES = [*EMBEDDING, *CROSS_ENTROPY, *SAMPLING]

@@ -14,8 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from emerge.facts.shapes import ScalarResult, Spec, check_graph, infer
 from emerge.facts.shape_rules.core import TupleValue
+from emerge.facts.shapes import ScalarResult, Spec, check_graph, infer
 from emerge.graph.json_io import write_graph
 from emerge.graph.model import DTYPES, Arg, DType, Graph, Input, Node, Ref, TensorType
 from emerge.graph.relations import Expr, Leaf, RelationEntry, Relations
@@ -90,7 +90,12 @@ class GraphBuilder:
         return Ref(name)
 
     def op(
-        self, op: str, *args: Any, name: str | None = None, result: tuple[str, Sequence[int]] | None = None, **kwargs: Any
+        self,
+        op: str,
+        *args: Any,
+        name: str | None = None,
+        result: tuple[str, Sequence[int]] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """One operator call; the reference to its result, or :class:`Outputs` of a multi-output operator.
 
@@ -295,8 +300,15 @@ def custom(seq: str, expr: Expr, also_equal: Sequence[Sequence[Expr]] = ()) -> R
 
 
 def write_case(
-    directory: Path, reference: Graph, ranks: Sequence[Graph], inputs: Sequence[RelationEntry],
-    outputs: Sequence[RelationEntry], *, expected: str = "unspecified", description: str = "", case: str | None = None,
+    directory: Path,
+    reference: Graph,
+    ranks: Sequence[Graph],
+    inputs: Sequence[RelationEntry],
+    outputs: Sequence[RelationEntry],
+    *,
+    expected: str = "unspecified",
+    description: str = "",
+    case: str | None = None,
 ) -> None:
     """A case directory: ``seq.json``, ``rank*.json``, ``relations.json``."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -306,13 +318,28 @@ def write_case(
     for graph in ranks:
         write_graph(graph, directory / f"rank{graph.rank}.json")
     relations = Relations(
-        case or directory.name, len(ranks), list(inputs), expected, expected_outputs=list(outputs),
-        claimed_outputs=[e.seq for e in outputs], description=description,
+        case or directory.name,
+        len(ranks),
+        list(inputs),
+        expected,
+        expected_outputs=list(outputs),
+        claimed_outputs=[e.seq for e in outputs],
+        description=description,
     )
     write_relations(relations, directory / "relations.json")
 
 
 __all__ = [
-    "Arg", "DType", "GraphBuilder", "Outputs", "Ref", "build_ranks", "build_reference", "custom", "mesh_groups",
-    "replicated", "sharded", "write_case",
+    "Arg",
+    "DType",
+    "GraphBuilder",
+    "Outputs",
+    "Ref",
+    "build_ranks",
+    "build_reference",
+    "custom",
+    "mesh_groups",
+    "replicated",
+    "sharded",
+    "write_case",
 ]

@@ -145,7 +145,9 @@ def case_problem(case: Case, mesh: dict[str, int]) -> Problem:
 def unproved(derivation: Derivation) -> list[str]:
     """Claims that are not proved, in words; empty when all are."""
     done = derivation.proved()
-    open_claims = [f"{s.reference} ~ {s.implementation}: {s.text}" for g, s in derivation.claims.items() if g not in done]
+    open_claims = [
+        f"{s.reference} ~ {s.implementation}: {s.text}" for g, s in derivation.claims.items() if g not in done
+    ]
     return open_claims + [f"{s.reference} ~ {s.implementation}: {why}" for s, why in derivation.unusable]
 
 
@@ -253,7 +255,9 @@ def largest_difference(problem: Problem, ranges: Mapping[str, int], seed: int = 
             name = position.members[rank]
             assert name is not None
             actual = results[name].to(torch.float64)
-            should = local_value(expected[s.reference.name], s, problem.mesh, rank, list(actual.shape)).to(torch.float64)
+            should = local_value(expected[s.reference.name], s, problem.mesh, rank, list(actual.shape)).to(
+                torch.float64
+            )
             scale = max(1e-30, float(should.abs().max()), float(actual.abs().max()))
             worst = max(worst, float((should - actual).abs().nan_to_num(nan=scale).max()) / scale)
     return worst

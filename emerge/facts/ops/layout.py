@@ -13,6 +13,7 @@ from typing import Any
 from emerge.facts.families import FamilyNode, RankVector
 from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
 from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
+from emerge.graph.model import DType, is_floating
 
 
 def view(low: Lowering, x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -26,6 +27,8 @@ def view(low: Lowering, x: Tensor, shape: Sequence[int]) -> Tensor:
         return x
     if prod(shape) == 0:
         raise Unsupported("has no elements")
+    if low.node is not None and low.node.name in low.flat_views:
+        return _reshape(low, x, shape)
     ties: list[tuple[int, int, int, int, int]] = []
     i = j = 0
     while i < len(x.shape) or j < len(shape):
@@ -78,12 +81,18 @@ def _reshape(low: Lowering, x: Tensor, shape: Sequence[int]) -> Tensor:
     return low.op(f"reshape#{list(x.shape)}#{list(shape)}", "copy", [x], iters, shape, x.dtype)
 
 
+def _same_kind(a: str, b: str | None) -> bool:
+    return a == b or (is_floating(a) and is_floating(b))
+
+
 @lowers("aten.view", "aten.reshape", "aten._unsafe_view", "aten.view_copy", "aten.flatten", "aten.unflatten", "aten.view_as",
         "aten.squeeze", "aten.squeeze_", "aten.unsqueeze", "aten.unsqueeze_", "aten._reshape_alias", "aten.ravel", "aten.squeeze_copy",
         "aten.unsqueeze_copy", "aten.reshape_as")
 def any_view(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     if node.shape is None or any(not isinstance(n, int) for n in node.shape):
         raise Unsupported("its shape depends on data")
+    if any(isinstance(a, DType) for a in [*args, *kwargs.values()]) or not _same_kind(args[0].dtype, node.dtype):
+        raise Unsupported("reinterprets the bits of its operand")
     shape = [int(n) for n in node.shape]
     if node.op.split(".")[1] in ("view", "reshape", "_unsafe_view", "view_copy") and len(args) > 1 and isinstance(args[1], list):
         if all(isinstance(n, int) for n in args[1]):

@@ -89,34 +89,44 @@ def arg_extremum(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[
     return reduce(low, x, reduced_dims(x, dims), keepdim, "o", node.op.split(".")[1], "arg", "int64")
 
 
-@lowers("aten.logsumexp", "aten.linalg_vector_norm", "aten.norm", "aten.var", "aten.std", "aten.var_mean")
-def whole_statistics(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    name, x = node.op.split(".")[1], args[0]
-    overload = node.op.split(".")[-1]
-    rest = [*args[1:]]
-    if name in ("linalg_vector_norm", "norm"):
-        order = kwargs.get("ord", kwargs.get("p", rest[0] if rest else 2))
-        dims, keepdim = kwargs.get("dim", rest[1] if len(rest) > 1 else None), kwargs.get("keepdim", rest[2] if len(rest) > 2 else False)
-        attrs = str(order)
-    else:
-        dims = kwargs.get("dim", rest[0] if rest else None)
-        keepdim = kwargs.get("keepdim", False)
-        attrs = ",".join(f"{k}={v}" for k, v in sorted(kwargs.items()) if k not in ("dim", "keepdim", "dtype"))
-        if len(rest) > 1:
-            if overload == "dim" or name == "logsumexp":
-                keepdim = rest[-1]
-                attrs += str(rest[1:-1])
-            else:
-                raise Unsupported("its positional attributes")
-        if name != "logsumexp" and not attrs:
-            attrs = "correction=1"
-    if name in ("linalg_vector_norm", "norm") and attrs in ("2", "2.0"):
+@lowers("aten.logsumexp")
+def logsumexp(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    dims, keepdim = _dims_keepdim(node, args, kwargs)
+    return reduce(low, args[0], reduced_dims(args[0], dims), keepdim, "w", "logsumexp", "stat", args[0].dtype)
+
+
+@lowers("aten.linalg_vector_norm")
+def vector_norm(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """``(x, ord=2, dim=None, keepdim=False)``; the 2-norm is written out, so that it can be summed over ranks."""
+    x = args[0]
+    order, dims, keepdim = (_optional(args, kwargs, k, n) for k, n in ((1, "ord"), (2, "dim"), (3, "keepdim")))
+    order = 2 if order is None else order
+    if order == 2:
         squares = low.pointwise("square", "square", [x], x.dtype)
         total = reduce(low, squares, reduced_dims(x, dims), bool(keepdim), "sum", "sum", "sum", x.dtype)
         return low.pointwise("sqrt", "sqrt", [total], x.dtype)
+    return reduce(low, x, reduced_dims(x, dims), bool(keepdim), "w", f"norm#{constant_text(order)}", "stat", x.dtype)
+
+
+@lowers("aten.var", "aten.std", "aten.var_mean")
+def variance(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``.dim(x, dim, unbiased=True, keepdim=False)``, ``.correction(x, dim, *, correction=1, keepdim=False)`` or ``(x)``."""
+    name, overload, x = node.op.split(".")[1], node.op.split(".")[-1], args[0]
+    dims, keepdim, correction = None, False, 1
+    if overload == "correction":
+        dims, given = _optional(args, kwargs, 1, "dim"), kwargs.get("correction")
+        keepdim, correction = bool(kwargs.get("keepdim", False)), 1 if given is None else given
+    elif overload == "dim":
+        dims, unbiased = args[1], _optional(args, kwargs, 2, "unbiased")
+        keepdim, correction = bool(_optional(args, kwargs, 3, "keepdim")), int(unbiased is None or bool(unbiased))
+    else:
+        unbiased = _optional(args, kwargs, 1, "unbiased")
+        correction = int(unbiased is None or bool(unbiased))
+    body = f"#{constant_text(correction)}"
+    d = reduced_dims(x, dims)
     if name == "var_mean":
-        return Multi(lambda i: reduce(low, x, reduced_dims(x, dims), bool(keepdim), "w", f"{('var', 'mean')[i]}#{attrs}", "stat", x.dtype))
-    return reduce(low, x, reduced_dims(x, dims), bool(keepdim), "w", f"{name}#{attrs}", "stat", x.dtype)
+        return Multi(lambda i: reduce(low, x, d, keepdim, "w", ("var" + body, "mean")[i], "stat", x.dtype))
+    return reduce(low, x, d, keepdim, "w", name + body, "stat", x.dtype)
 
 
 def along(low: Lowering, x: Tensor, d: int, role: str, body: str, kind: str, dtype: str) -> Tensor:

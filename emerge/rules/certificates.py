@@ -1,0 +1,72 @@
+"""Where certificates are kept: those of the shipped rules beside them, those of a user's rules in a cache folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from emerge.rules.certify import Certificate
+from emerge.util.resources import resource_dir
+
+FORMAT = "emerge.certificates/1"
+
+
+def shipped_path() -> Path:
+    """The certificates of the shipped rules."""
+    return resource_dir("rules") / "certificates.json"
+
+
+def read_shipped(path: Path | None = None) -> dict[str, Certificate]:
+    """Law -> certificate; empty when the file is absent or of another format."""
+    try:
+        data = json.loads((path or shipped_path()).read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}
+    if data.get("format") != FORMAT:
+        return {}
+    return {name: Certificate(name, **entry) for name, entry in data["laws"].items()}
+
+
+def write_shipped(certificates: dict[str, Certificate], path: Path | None = None) -> None:
+    """Writes the certificates of the shipped rules, sorted by name."""
+    body = {"format": FORMAT, "laws": {n: c.as_json() for n, c in sorted(certificates.items())}}
+    _write(path or shipped_path(), body)
+
+
+def cache_folder() -> Path:
+    """Folder of certificates of users' laws: ``EMERGE_CACHE_DIR``, else the platform's cache folder."""
+    if os.environ.get("EMERGE_CACHE_DIR"):
+        return Path(os.environ["EMERGE_CACHE_DIR"]) / "certificates"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "emerge" / "certificates"
+    base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
+    return Path(base or Path.home() / ".cache") / "emerge" / "certificates"
+
+
+def read_cached(digest: str) -> Certificate | None:
+    """The certificate of a user's law by its hash."""
+    try:
+        data: dict[str, Any] = json.loads((cache_folder() / f"{digest}.json").read_text())
+        return Certificate(**data)
+    except (OSError, json.JSONDecodeError, TypeError):
+        return None
+
+
+def write_cached(certificate: Certificate) -> None:
+    """Keeps the certificate of a user's law; a folder that cannot be written is no error."""
+    try:
+        _write(cache_folder() / f"{certificate.hash}.json", {"law": certificate.law, **certificate.as_json()})
+    except OSError:
+        return
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as handle:
+        json.dump(data, handle, indent=1, sort_keys=True)
+        handle.write("\n")
+    os.replace(handle.name, path)

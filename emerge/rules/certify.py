@@ -1,0 +1,205 @@
+"""Certificates: a law is admitted when everything it took part in deriving, over generated pairs, is true.
+
+Evidence is ``tested``: counts, seed, versions and device are part of the certificate, which is bound to the text of
+the law and of all bookkeeping it rests on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from emerge.engine.program import Program
+from emerge.facts.kernels import Signature
+from emerge.relate.derive import program_signatures
+from emerge.rules.examine import FalseFact, examine
+from emerge.rules.generate import pairs
+from emerge.rules.kinds import check_kind
+from emerge.rules.laws import Law
+from emerge.rules.operators import NotExecutable, check_linearity, check_signature, register_definitions
+from emerge.rules.pair import Unusable
+
+#: A clause law must have fired in this many true facts, on this many different pairs and meshes.
+MIN_FACTS, MIN_PAIRS, MIN_MESHES = 5, 3, 2
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Why a law is admitted.
+
+    Attributes:
+        facts: true semantic facts (samples, for claims about operators) the law took part in, on ``pairs`` pairs with
+            ``meshes`` different meshes.
+    """
+
+    law: str
+    hash: str
+    evidence: str
+    facts: int
+    pairs: int
+    meshes: int
+    seed: int
+    torch: str
+    device: str
+    dtype: str = "float64"
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields but the name."""
+        return {k: v for k, v in asdict(self).items() if k != "law"}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a law is not admitted. ``refuted``: a counterexample was found; otherwise it could not be validated."""
+
+    law: str
+    refuted: bool
+    reason: str
+
+
+@dataclass
+class Outcome:
+    """Result for a set of laws."""
+
+    certificates: dict[str, Certificate] = field(default_factory=dict)
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    examined: int = 0
+    skipped: int = 0
+    facts: int = 0
+
+
+def certify(
+    program: Program, laws: Iterable[Law], *, seed: int = 0, count: int = 60, device: str = "cpu",
+    scenes: Sequence[str] | None = None, progress: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Tests laws of a program.
+
+    Args:
+        laws: those to decide; the other laws of the program are taken as given, so a false fact is blamed on these.
+        count: generated pairs; fewer when a pair refutes, more (up to three times) while a law has not fired enough.
+        scenes: kinds of pairs to generate; None = all.
+    """
+    out = Outcome()
+    targets = list(laws)
+    tell = progress or (lambda text: None)
+    version = _torch_version()
+    register_definitions(program.clauses)
+    for law in targets:
+        if law.kind != "clause":
+            _certify_operators(out, program, law, seed, version, device)
+    clause_laws = {law.name: law for law in targets if law.kind == "clause"}
+    if clause_laws:
+        _certify_clauses(out, program, clause_laws, seed, count, version, device, tell, scenes)
+    return out
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def _certify_operators(out: Outcome, program: Program, law: Law, seed: int, version: str, device: str) -> None:
+    samples = 0
+    known = program_signatures(program)
+    by_operator: dict[str, list[Signature]] = defaultdict(list)
+    for (op, _), signature in known.items():
+        by_operator[op].append(signature)
+    for clause in law.clauses:
+        if clause.body:
+            out.refusals[law.name] = Refusal(law.name, False, "a claim about operators must be a fact, without a body")
+            return
+        values = [getattr(a, "value", None) for a in clause.head.args]
+        wrong = ""
+        try:
+            if law.kind == "kind":
+                second = values[1] if len(values) > 1 else None
+                found = check_kind(clause.head.name, str(values[0]), second, seed)
+                if not found.samples:
+                    raise NotExecutable(f"no operator of kind {values[0]!r} is known that could be executed")
+                wrong, samples = found.counterexample, samples + found.samples
+            else:
+                op, output = str(values[0]), int(str(values[1]))
+                if (op, output) not in known:
+                    raise NotExecutable(f"output {output} of {op} has no signature")
+                if clause.head.name == "operator_signature":
+                    wrong = check_signature(known[op, output], by_operator[op], seed)
+                else:
+                    wrong = check_linearity(known[op, output], by_operator[op], int(str(values[2])), seed)
+                samples += 4
+        except NotExecutable as exc:
+            out.refusals[law.name] = Refusal(law.name, False, str(exc))
+            return
+        if wrong:
+            out.refusals[law.name] = Refusal(law.name, True, f"{clause} is false: {wrong}")
+            return
+    out.certificates[law.name] = Certificate(law.name, law.hash, "tested", samples, samples, 1, seed, version, device)
+
+
+def _certify_clauses(
+    out: Outcome, program: Program, laws: dict[str, Law], seed: int, count: int, version: str, device: str,
+    tell: Callable[[str], None], scenes: Sequence[str] | None,
+) -> None:  # fmt: skip
+    facts: Counter[str] = Counter()
+    in_pairs: Counter[str] = Counter()
+    meshes: dict[str, set[str]] = defaultdict(set)
+    blamed: dict[str, list[FalseFact]] = defaultdict(list)
+    unattributed: list[FalseFact] = []
+
+    def enough() -> bool:
+        return all(
+            n in blamed or (facts[n] >= MIN_FACTS and in_pairs[n] >= MIN_PAIRS and len(meshes[n]) >= MIN_MESHES) for n in laws
+        )
+
+    for number, pair in enumerate(pairs(seed, 3 * count, scenes)):
+        if number >= count and enough():
+            break
+        if blamed and set(blamed) >= set(laws):
+            break
+        try:
+            found = examine(pair, seed=seed, program=program, device=device)
+        except Unusable:
+            out.skipped += 1
+            continue
+        out.examined += 1
+        out.facts += len(found.outcomes)
+        for law, times in found.fired.items():
+            facts[law] += times
+            in_pairs[law] += 1
+            meshes[law].add(str(sorted(pair.mesh.items())))
+        for failure in found.failed:
+            suspects = [n for n in failure.laws if n in laws]
+            for name in suspects:
+                blamed[name].append(failure)
+            if not suspects:
+                unattributed.append(failure)
+        tell(f"{number + 1} pairs, {out.facts} facts, {sum(map(len, blamed.values()))} false")
+    # A law takes part in few true facts and many false ones when it is the one at fault.
+    worst = max((len(v) / (len(v) + facts[n]) for n, v in blamed.items()), default=0.0)
+    for name, law in laws.items():
+        if name in blamed:
+            share = len(blamed[name]) / (len(blamed[name]) + facts[name])
+            hint = "" if share == worst else " (it took part; another law is likelier to be at fault)"
+            out.refusals[name] = Refusal(name, True, counterexample_text(blamed[name][0]) + hint)
+        elif facts[name] >= MIN_FACTS and in_pairs[name] >= MIN_PAIRS and len(meshes[name]) >= MIN_MESHES:
+            out.certificates[name] = Certificate(
+                name, law.hash, "tested", facts[name], in_pairs[name], len(meshes[name]), seed, version, device
+            )
+        else:
+            out.refusals[name] = Refusal(
+                name, False,
+                f"it took part in {facts[name]} true facts on {in_pairs[name]} pairs and {len(meshes[name])} meshes of "
+                f"{out.examined} examined; at least {MIN_FACTS}, {MIN_PAIRS} and {MIN_MESHES} are needed",
+            )  # fmt: skip
+
+
+def counterexample_text(failure: FalseFact) -> str:
+    """A refuting fact in words."""
+    return f"derives {failure.text}, which is false on pair [{failure.pair}]: {failure.detail}"
+
+
+def suspects(failures: Sequence[FalseFact]) -> Counter[str]:
+    """How often each law stands directly behind a false fact."""
+    return Counter(law for f in failures for law in f.laws)
