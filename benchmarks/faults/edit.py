@@ -151,6 +151,15 @@ class Editor:
                 found += self.handed(user.name)
         return list(dict.fromkeys(found))
 
+    def looked_up(self, name: str) -> list[str]:
+        """Consumers of an index or a mask, through further index arithmetic, up to the first that yields values."""
+        found: list[str] = []
+        for user in self.users(name):
+            found.append(user.name)
+            if user.dtype is not None and not user.dtype.startswith(("float", "bfloat")):
+                found += self.looked_up(user.name)
+        return list(dict.fromkeys(found))
+
     def live(self, names: Iterable[str]) -> set[str]:
         """Everything that these values are computed from, themselves included."""
         seen: set[str] = set()

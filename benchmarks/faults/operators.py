@@ -56,7 +56,7 @@ def vocab_offset(plan: Plan) -> list[Option]:
         def apply() -> Change:
             e = plan.editors[rank]
             moved = {"shift": (at.shift,), "below": (at.below,), "above": (at.above,), "all": (at.below, at.above, at.shift)}[variant]
-            consumers = [c for n in moved for c in e.handed(n)]
+            consumers = [c for n in moved for c in e.looked_up(n)]
             for name in moved:
                 value = scalar_at(e.node(name), 1)
                 assert isinstance(value, int)

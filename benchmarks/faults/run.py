@@ -46,6 +46,7 @@ from emerge.verdict.types import EQUIVALENT, NOT_EQUIVALENT, UNKNOWN, PairResult
 #: Outcomes in the order of the table. ``at`` and ``off``: with a finding at the blame, or only elsewhere.
 EQ, NE_AT, NE_OFF, UN_AT, UN_OFF, ERROR = "EQ", "NE", "NE-off", "UN", "UN-off", "ERR"
 OUTCOMES = (EQ, NE_AT, NE_OFF, UN_AT, UN_OFF, ERROR)
+MODES = "verdict (default): derivation and execution; files: the same as the command line does it, law certificates included; derive: nothing is executed"
 LEGEND = "EQ equivalent, NE not equivalent at blame, NE-off not equivalent elsewhere, UN/UN-off unknown with/without a finding at blame, ERR error"
 
 
@@ -113,13 +114,19 @@ def healthy(path: str, engine: str) -> Correspondence:
 
 
 def judge(case: Case, mutant: Mutant, task: Task) -> PairResult:
-    """The verdict of the verifier; ``derive`` leaves out the execution."""
-    if task.mode == "derive":
-        problem = problem_of(case, mutant.ranks)
-        derivation: Derivation = derive(problem, engine=task.engine, timeout=task.seconds)
-        return decide(problem, derivation, None)
+    """The verdict of the verifier: derivation alone, with execution, or the whole path of the command line from files."""
     from emerge.campaign.config import PairSpec
-    from emerge.campaign.run import RunOptions, run_pair
+    from emerge.campaign.run import RunOptions, execution_refuter, run_pair
+
+    if task.mode != "files":
+        problem = problem_of(case, mutant.ranks)
+        started = time.perf_counter()
+        derivation: Derivation = derive(problem, engine=task.engine, timeout=task.seconds)
+
+        def left() -> float | None:
+            return None if task.seconds is None else max(task.seconds - (time.perf_counter() - started), 0.0)
+
+        return decide(problem, derivation, execution_refuter(0, None, left) if task.mode == "verdict" else None)
 
     with tempfile.TemporaryDirectory(prefix="emerge-faults-") as directory:
         write_mutant(case, mutant, Path(directory))
@@ -258,7 +265,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("cases", nargs="*", type=Path, help="case directories; default: gpt_* of the peer suite")
     parser.add_argument("--kinds", default="all", help="all, faults, keeps, or names separated by commas")
     parser.add_argument("--seeds", type=seed_list, default=list(range(10)), help="10 = 0..9, 3-4, or 0,7 (default 10)")
-    parser.add_argument("--mode", choices=("verdict", "derive"), default="verdict", help="derive: nothing is executed")
+    parser.add_argument("--mode", choices=("verdict", "files", "derive"), default="verdict", help=MODES)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--seconds", type=float, default=120.0, help="budget per mutant (default 120)")
     parser.add_argument("--jobs", type=int, default=2)

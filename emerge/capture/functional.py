@@ -29,6 +29,9 @@ def record_mutation(rec: Recorder, func: Any, args: Any, kwargs: Any, place: Pla
     target = functional_form(func, written)
     if target is None:
         return _wrapped_kernel(rec, func, bound, written, args, kwargs, place)
+    for parameter in schema.arguments:  # a default of the writing form may be required of the other one
+        if parameter.name not in bound and not parameter.kwarg_only and parameter.has_default_value():
+            bound[parameter.name] = parameter.default_value
     out_variant = [n for n in written if n not in {a.name for a in target._schema.arguments}]
     kept = {k: v for k, v in bound.items() if k not in out_variant}
     encoded = {k: rec.encode(v) for k, v in kept.items()}

@@ -51,7 +51,7 @@ def placement_of(tensor: Any, mesh: dict[str, int]) -> tuple[list[str | None] | 
 
 
 def _megatron(tensor: Any, mesh: dict[str, int]) -> tuple[list[str | None] | None, list[int] | None]:
-    """Placement of a parameter with Megatron's marks ``tensor_model_parallel``, ``partition_dim``, ``partition_stride``."""
+    """Placement from the marks Megatron leaves: ``tensor_model_parallel``, ``partition_dim``, ``partition_stride``."""
     dim = getattr(tensor, "partition_dim", None)
     if not getattr(tensor, "tensor_model_parallel", False) or type(dim) is not int or dim < 0 or not mesh:
         return None, None

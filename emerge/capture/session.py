@@ -173,10 +173,10 @@ class _Session:
         rec = self.recorder
         with rec.pause():
             target = program.target
+            rec.places.default = definition(target)
             module = target if isinstance(target, torch.nn.Module) else getattr(target, "__self__", None)
             if isinstance(module, torch.nn.Module):
                 self._bind_module(module)
-            rec.places.default = definition(target)
             for label, tensor in tensors_of(argument_names(target, program)):
                 self._bind_input(label, tensor)
 
@@ -243,7 +243,7 @@ class _Session:
             return result
         loss = self.settings.loss(result) if self.settings.loss is not None else default_loss(result)
         named = {k: p for k, p in target.named_parameters() if p.requires_grad}
-        grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True) if named else ()
         return {"loss": loss, **{f"grad:{k}": g for k, g in zip(named, grads) if g is not None}}
 
     def _collect(self, program: Program, result: Any) -> None:

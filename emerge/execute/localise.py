@@ -185,7 +185,9 @@ class Localiser:
             return False
         atoms = [self.shrinker.classes.tensor_atoms(t.id) for t in (tensor, other)]
         placed = by_class(atoms[0], atoms[1], self.sizes, self.mesh)
-        if placed is None or placed[0].local_shape() != tuple(self._local(family, 0).shape):
+        if placed is None:
+            return self._same_elements(value, family)
+        if placed[0].local_shape() != tuple(self._local(family, 0).shape):
             return False
         placement = placed[0]
         if placement.reference_shape() != tuple(value.shape):
@@ -201,6 +203,22 @@ class Localiser:
             for r, x in enumerate(locals_)
             for expected in [placement.shard(value, r)]
         )
+
+    def _same_elements(self, value: Any, family: str) -> bool:
+        """True where the family holds the same elements in any order: all that can be said without common axes."""
+        wanted = value.to(torch.float64).flatten().sort().values
+        parts = [self._local(family, r).to(torch.float64).flatten() for r in range(self.mesh.ranks)]
+        found = [torch.cat(parts)]
+        if parts[0].numel() == wanted.numel():
+            found += [parts[0], sum(parts)]
+        for elements in found:
+            copies = elements.numel() // wanted.numel() if wanted.numel() else 0
+            if copies and copies * wanted.numel() == elements.numel():
+                ordered = elements.sort().values
+                repeated = wanted.repeat_interleave(copies)
+                if compare_values(repeated, ordered, tolerance(repeated, ordered)) is None:
+                    return True
+        return False
 
     def _local(self, family: str, rank: int) -> Any:
         return self.run.ranks[rank][self.imp.family.value(family).members[rank]]

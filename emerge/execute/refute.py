@@ -258,7 +258,10 @@ class _Refuter:
 
     def _trial(self, setup: Setup, draw: Draw, first: bool) -> tuple[bool, Witness | None]:
         """One sample: whether to draw it again, and the difference found."""
-        inputs = draw_inputs(setup, draw)
+        try:
+            inputs = draw_inputs(setup, draw)
+        except ExecutionError as error:
+            raise NoInputs(f"inputs cannot be drawn: {error}") from None
         try:
             run = run_both(setup, inputs, draw, self.options)
         except CollectiveMismatch as error:

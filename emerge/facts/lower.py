@@ -177,6 +177,7 @@ class Lowering:
         self.view_of: dict[int, Tensor] = {}
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
         self.iota_of: dict[int, int] = {}
+        self.permutations: set[int] = set()
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0

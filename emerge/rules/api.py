@@ -139,7 +139,10 @@ def check_rules(
     if update:
         kept = {n: c for n, c in certificates.read_shipped().items() if n in laws and n not in outcome.refusals}
         kept.update({n: c for n, c in outcome.certificates.items() if laws[n].shipped})
-        certificates.write_shipped(kept)
+        checked = {law.name for law in wanted}
+        false = {n: v for n, v in certificates.read_refuted().items() if n in laws and n not in checked}
+        false.update({n: (laws[n].hash, r.reason) for n, r in outcome.refusals.items() if r.refuted and laws[n].shipped})
+        certificates.write_shipped(kept, false)
     return CheckReport(_report(wanted, outcome), not outcome.refusals)
 
 
@@ -173,13 +176,15 @@ def admit(extra: Sequence[Path | str] = (), trust: Sequence[str] = ()) -> dict[s
     unknown = [t for t in trust if t not in laws]
     if unknown:
         raise RuleError(f"'trust' names {unknown[0]!r}, which is no law; known are {', '.join(sorted(laws))}")
-    shipped = certificates.read_shipped()
+    shipped, refuted = certificates.read_shipped(), certificates.read_refuted()
     levels: dict[str, str] = {}
     open_laws: list[Law] = []
     for law in laws.values():
         found = _certificate(law, shipped)
         if found is not None:
             levels[law.name] = found.evidence
+        elif law.shipped and refuted.get(law.name, ("", ""))[0] == law.hash:
+            raise RuleError(f"the shipped law '{law.name}' was found false: it {_sentence(refuted[law.name][1])}", law.place)
         elif law.shipped and law.name in trust:
             levels[law.name] = "assumed"
         elif law.shipped:
@@ -211,4 +216,4 @@ def _decide(law: Law, outcome: Outcome, trust: Sequence[str]) -> str:
 
 
 def _sentence(reason: str) -> str:
-    return reason if reason.startswith("derives") else f"is false: {reason}"
+    return reason if reason.startswith("derives") else f"fails: {reason}"

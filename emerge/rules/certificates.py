@@ -20,20 +20,33 @@ def shipped_path() -> Path:
     return resource_dir("rules") / "certificates.json"
 
 
-def read_shipped(path: Path | None = None) -> dict[str, Certificate]:
-    """Law -> certificate; empty when the file is absent or of another format."""
+def _read(path: Path | None) -> dict[str, Any]:
     try:
-        data = json.loads((path or shipped_path()).read_text())
+        data: dict[str, Any] = json.loads((path or shipped_path()).read_text())
     except (OSError, json.JSONDecodeError):
         return {}
-    if data.get("format") != FORMAT:
-        return {}
-    return {name: Certificate(name, **entry) for name, entry in data["laws"].items()}
+    return data if data.get("format") == FORMAT else {}
 
 
-def write_shipped(certificates: dict[str, Certificate], path: Path | None = None) -> None:
-    """Writes the certificates of the shipped rules, sorted by name."""
-    body = {"format": FORMAT, "laws": {n: c.as_json() for n, c in sorted(certificates.items())}}
+def read_shipped(path: Path | None = None) -> dict[str, Certificate]:
+    """Law -> certificate; empty when the file is absent or of another format."""
+    return {name: Certificate(name, **entry) for name, entry in _read(path).get("laws", {}).items()}
+
+
+def read_refuted(path: Path | None = None) -> dict[str, tuple[str, str]]:
+    """Law -> (hash of the text that was found false, counterexample)."""
+    return {name: (entry["hash"], entry["reason"]) for name, entry in _read(path).get("refuted", {}).items()}
+
+
+def write_shipped(
+    certificates: dict[str, Certificate], refuted: dict[str, tuple[str, str]] | None = None, path: Path | None = None
+) -> None:
+    """Writes the certificates of the shipped rules and what was found false, sorted by name."""
+    body = {
+        "format": FORMAT,
+        "laws": {n: c.as_json() for n, c in sorted(certificates.items())},
+        "refuted": {n: {"hash": h, "reason": r} for n, (h, r) in sorted((refuted or {}).items())},
+    }
     _write(path or shipped_path(), body)
 
 

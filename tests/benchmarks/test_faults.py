@@ -105,5 +105,6 @@ def test_a_shift_of_a_log_sum_exp_may_be_any_common_value() -> None:
 
 
 def test_a_kind_that_does_not_apply_gives_none() -> None:
-    alone = dataclasses.replace(case(), ranks=[case().ranks[0]])
-    assert plant(alone, "rank-order-swapped", 0) is None
+    alone = mini_gpt(1)
+    for kind in ("rank-order-swapped", "all-reduce-missing", "vocab-offset"):
+        assert (plant(alone, kind, 0) is None) == (kind != "vocab-offset"), kind

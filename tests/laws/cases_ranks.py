@@ -218,6 +218,34 @@ def reduced_in_place(use: str) -> Program:
     return program
 
 
+def bias_in_place(ranks: set[int], use: str) -> Program:
+    """``y.add_(b)`` on some ranks; the all-reduce reads the buffer or the result."""
+
+    def program(g: GraphBuilder) -> Ref:
+        n = 1 if g.mesh else 3
+        x, w, b = g.input("x", [5, 4 * n]), g.input("w", [7, 4 * n]), g.input("b", [7])
+        y = g.aten("mm", x, g.aten("t", w))
+        if not g.mesh:
+            return g.aten("add.Tensor", y, b)
+        written = g.aten("add_.Tensor", y, b) if g.rank in ranks else y
+        return g.all_reduce(y if use == "buffer" else written, "tp")
+
+    return program
+
+
+def scaled_in_place(ranks: set[int]) -> Program:
+    """``t.mul_(r)`` on some ranks, then t is read."""
+
+    def program(g: GraphBuilder) -> Ref:
+        x, r = g.input("x", [4, 5]), g.input("r", [4, 5])
+        t = g.aten("sin", x)
+        if not g.mesh or g.rank in ranks:
+            g.aten("mul_.Tensor", t, r)
+        return g.aten("cos", t)
+
+    return program
+
+
 MUTATED = {"x": SAME, "r": SAME}
 MUTATION = [
     LawCase(
@@ -248,6 +276,28 @@ MUTATION = [
         through_view(False),
         {"not written": through_view(False)},
         {"written": through_view(True)},
+        MUTATED,
+        [SAME],
+    ),
+    LawCase(
+        "in-place-bias",
+        TP3,
+        bias_in_place(set(), "result"),
+        {"rank 0, result": bias_in_place({0}, "result"), "rank 0, buffer": bias_in_place({0}, "buffer")},
+        {
+            "all ranks": bias_in_place({0, 1, 2}, "buffer"),
+            "two ranks": bias_in_place({0, 1}, "buffer"),
+            "no rank": bias_in_place(set(), "buffer"),
+        },
+        {"x": "s (tp k) ~ s k", "w": "n (tp k) ~ n k", "b": "n ~ n"},
+        ["s n ~ s n"],
+    ),
+    LawCase(
+        "in-place-on-one-rank",
+        TP2,
+        scaled_in_place(set()),
+        {"all ranks": scaled_in_place({0, 1})},
+        {"rank 0": scaled_in_place({0}), "rank 1": scaled_in_place({1}), "none": scaled_in_place({2})},
         MUTATED,
         [SAME],
     ),

@@ -13,6 +13,7 @@ import cases_local
 import cases_ordered
 import cases_partial
 import cases_ranks
+import cases_slices
 import cases_vocabulary
 import pytest
 from law_case import LawCase
@@ -30,6 +31,7 @@ MODULES = (
     cases_partial,
     cases_vocabulary,
     cases_ranks,
+    cases_slices,
 )
 CASES: dict[str, LawCase] = {c.name: c for module in MODULES for c in module.CASES}
 RIGHT = [(name, variant) for name, c in CASES.items() for variant in c.right]

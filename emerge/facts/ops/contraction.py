@@ -101,6 +101,26 @@ def einsum_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str
     return einsum(low, spec, operands[0], operands[1], node.dtype or operands[0].dtype)
 
 
+@lowers("aten._grouped_mm")
+def grouped_mm(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """``x [t, k], w [e, k, n], offs [e] -> [t, n]``: rows up to ``offs[0]`` times ``w[0]``, and so on.
+
+    Which matrix a row meets depends on its position, so rows and experts are ordered axes; ``k`` is summed, ``n`` parallel.
+    """
+    x, w = args[0], args[1]
+    offs = kwargs.get("offs", args[2] if len(args) > 2 else None)
+    if not isinstance(offs, Tensor) or len(x.shape) != 2 or len(w.shape) != 3:
+        raise Unsupported("grouped product over other operands than [t, k], [e, k, n]")
+    t, k, n, e = x.shape[0], x.shape[1], w.shape[2], w.shape[0]
+    iters = [
+        Iter(t, "o", whole(t, 0), ((0, whole(t, 0)),)),
+        Iter(n, "p", whole(n, 1), ((1, whole(n, 2)),)),
+        Iter(e, "o", (), ((1, whole(e, 0)), (2, whole(e, 0)))),
+        Iter(k, "sum", (), ((0, whole(k, 1)), (1, whole(k, 1)))),
+    ]
+    return low.op("grouped_dot", "grouped_dot", [x, w, offs], iters, [t, n], node.dtype or x.dtype)
+
+
 @lowers("aten.outer")
 def outer(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     return einsum(low, "i,j->ij", args[0], args[1], args[0].dtype)

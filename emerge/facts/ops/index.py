@@ -119,7 +119,22 @@ def index_put(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str
 
             mask = view(low, mask, [*mask.shape, *[1] * (len(x.shape) - len(mask.shape))])
         return fill(low, x, mask, c, x.dtype)
+    if len(indices) == 1 and isinstance(indices[0], Tensor) and isinstance(value, Tensor) and not accumulate:
+        written = _put_permutation(low, x, indices[0], value)
+        if written is not None:
+            return written
     raise Unsupported("writes by index")
+
+
+def _put_permutation(low: Lowering, x: Tensor, index: Tensor, value: Tensor) -> Tensor | None:
+    """``x[index] = value`` where the index is a permutation of the rows: every row is overwritten, ``x`` is not read."""
+    n = x.shape[0] if x.shape else 0
+    if index.id not in low.permutations or index.shape != (n,) or value.shape != x.shape:
+        return None
+    iters = [Iter(n, "pos", whole(n, 0))]
+    iters += [axis(m, "p", d, a1=d) for d, m in enumerate(x.shape) if d > 0]
+    iters.append(Iter(n, "o", (), ((0, whole(n, 0)), (1, whole(n, 0)))))
+    return low.op("put_permutation", "put_permutation", [index, value], iters, x.shape, x.dtype)
 
 
 @lowers("aten.one_hot")

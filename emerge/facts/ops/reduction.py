@@ -227,7 +227,10 @@ def topk(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         iters = [axis(n, "p", j, a0=j) if j != d else Iter(size, "pos", whole(size, d)) for j, n in enumerate(x.shape)]
         iters.append(Iter(x.shape[d], "o", (), ((0, whole(x.shape[d], d)),)))
         shape = [size if j == d else n for j, n in enumerate(x.shape)]
-        return low.op(f"{name}#{i}#{attrs}", name, [x], iters, shape, "int64" if i else x.dtype)
+        result = low.op(f"{name}#{i}#{attrs}", name, [x], iters, shape, "int64" if i else x.dtype)
+        if i == 1 and x.shape == (size,):
+            low.permutations.add(result.id)  # the order of a whole sorted vector: every position once
+        return result
 
     return Multi(output)
 
