@@ -6,6 +6,7 @@ same facts. Nothing here is derived.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from emerge.facts.families import FamilyGraph
@@ -113,7 +114,7 @@ def entry_statements(entry: RelationEntry, shape: Shape, imp: FamilyGraph, mesh:
     """
     types = imp.types()
     try:
-        families = [imp.family_of(leaf.rank, leaf.name) for leaf in entry.dist]
+        families = _families(imp, entry.dist)
     except KeyError as exc:
         raise RelationError(f"names {exc.args[0]!r}, which is not in the implementation; correct the name", entry.place) from None
     if entry.kind == "replicated":
@@ -137,6 +138,16 @@ def entry_statements(entry: RelationEntry, shape: Shape, imp: FamilyGraph, mesh:
     assert entry.expr is not None
     dim, segments = _flatten(entry, entry.expr, imp, len(shape))
     return _segment_statements(entry, shape, imp, mesh, dim, segments)
+
+
+def _families(imp: FamilyGraph, leaves: Sequence[Leaf]) -> list[str]:
+    """Family of every leaf. Where ranks compute an output differently, it is the family that joins them there."""
+    families = [imp.family_of(leaf.rank, leaf.name) for leaf in leaves]
+    if len(set(families)) > 1:
+        for output in imp.outputs:
+            if output.name is not None and all(output.members.get(leaf.rank) == leaf.name for leaf in leaves):
+                return [output.name] * len(leaves)
+    return families
 
 
 def _size(shape: Shape, dim: int) -> int:
