@@ -1,8 +1,8 @@
 """Where a finding about a planted fault should point, and whether one does.
 
-The place of a fault is the changed node or a direct consumer. Findings name reference nodes, so every implementation node
-of the place is translated by the alignments of the unchanged pair; a node without a counterpart (a rank's mask, say)
-stands for the first values behind it that have one.
+The place of a fault is the changed node or a direct consumer. Findings name reference nodes, so every implementation
+node of the place is translated by the alignments of the unchanged pair; a node without a counterpart (a rank's mask,
+say) stands for the first values behind it that have one.
 """
 
 from __future__ import annotations

@@ -36,9 +36,16 @@ def is_shift(plan: Plan, reduce: Node) -> bool:
         return False
     x = e.ref(maximum, 0)
     ends = e.ends(reduce.name)
-    return x is not None and bool(ends) and all(
-        n.op == "aten.sub.Tensor" and (a := e.ref(n, 0)) is not None and e.origin(a) == e.origin(x) and e.ref(n, 1) == used
-        for n, used in ends
+    return (
+        x is not None
+        and bool(ends)
+        and all(
+            n.op == "aten.sub.Tensor"
+            and (a := e.ref(n, 0)) is not None
+            and e.origin(a) == e.origin(x)
+            and e.ref(n, 1) == used
+            for n, used in ends
+        )
     )
 
 
@@ -57,7 +64,13 @@ def is_one_hot_lookup(plan: Plan, reduce: Node) -> bool:
         if node.op in ("aten.index.Tensor", "aten.embedding.default"):
             table = e.ref(node, 0)
             return table is None or not e.is_input(e.origin(table))
-        if node.op.rsplit(".", 1)[0] not in ("aten.index_put", "aten.slice_scatter", "aten.masked_fill", "aten.where", "aten.mul"):
+        if node.op.rsplit(".", 1)[0] not in (
+            "aten.index_put",
+            "aten.slice_scatter",
+            "aten.masked_fill",
+            "aten.where",
+            "aten.mul",
+        ):
             return False
         source = e.ref(node, 0)
     return False
@@ -89,7 +102,7 @@ def all_reduce_missing(plan: Plan) -> list[Option]:
 
 
 def all_reduce_doubled(plan: Plan) -> list[Option]:
-    """A second all-reduce behind the first: sums are multiplied by the number of ranks. Not for max and min (same result)."""
+    """A second all-reduce behind the first: sums times the number of ranks. Not for max and min (same result)."""
 
     def make(node: Node) -> Callable[[], Change]:
         def apply() -> Change:
@@ -126,7 +139,9 @@ def all_reduce_wrong_group(plan: Plan) -> list[Option]:
 
             consumers = plan.first.handed(node.name)
             plan.everywhere(edit)
-            return Change(f"all-reduce {node.name} runs over groups {groups}", (node.name,), (), tuple(consumers), plan.every)
+            return Change(
+                f"all-reduce {node.name} runs over groups {groups}", (node.name,), (), tuple(consumers), plan.every
+            )
 
         return apply
 
@@ -144,7 +159,9 @@ def _wrong_op(plan: Plan, op: str) -> list[Option]:
 
             consumers = plan.first.handed(node.name)
             plan.everywhere(edit)
-            return Change(f"{OPS[op]} {node.name} takes {how} instead of {old}", (node.name,), (), tuple(consumers), plan.every)
+            return Change(
+                f"{OPS[op]} {node.name} takes {how} instead of {old}", (node.name,), (), tuple(consumers), plan.every
+            )
 
         return apply
 
@@ -171,7 +188,8 @@ def all_gather_dropped(plan: Plan) -> list[Option]:
     def make(node: Node) -> Callable[[], Change]:
         def apply() -> Change:
             done, source, count = plan.waited(node.name), plan.first.ref(node, 0), scalar_at(node, 1)
-            assert source is not None and isinstance(count, int)
+            assert source is not None
+            assert isinstance(count, int)
             consumers = plan.first.handed(done)
             gone = tuple(dict.fromkeys((done, node.name)))
             new: list[str] = []
@@ -183,7 +201,13 @@ def all_gather_dropped(plan: Plan) -> list[Option]:
                 new[:] = [made]
 
             plan.everywhere(edit)
-            return Change(f"all-gather {node.name} is replaced by the local shard, repeated", (source, *new), gone, tuple(consumers), plan.every)
+            return Change(
+                f"all-gather {node.name} is replaced by the local shard, repeated",
+                (source, *new),
+                gone,
+                tuple(consumers),
+                plan.every,
+            )
 
         return apply
 
@@ -208,11 +232,21 @@ def all_gather_wrong_dim(plan: Plan) -> list[Option]:
                 pieces = e.parts(done, "aten.split.Tensor", Ref(done), shape[0] // count)
                 joined = e.add(pieces[-1], "aten.cat.default", [Ref(p) for p in pieces], dim)
                 made = e.add(joined, "aten.reshape.default", Ref(joined), list(shape))
-                e.replace_uses(done, made, but=[u.name for u in e.users(done) if u.op == "aten.split.Tensor" and u.name.startswith("planted")])
+                e.replace_uses(
+                    done,
+                    made,
+                    but=[u.name for u in e.users(done) if u.op == "aten.split.Tensor" and u.name.startswith("planted")],
+                )
                 new[:] = [*pieces, joined, made]
 
             plan.everywhere(edit)
-            return Change(f"all-gather {node.name} joins along dimension {dim}", (node.name, done, *new), (), tuple(consumers), plan.every)
+            return Change(
+                f"all-gather {node.name} joins along dimension {dim}",
+                (node.name, done, *new),
+                (),
+                tuple(consumers),
+                plan.every,
+            )
 
         return apply
 
@@ -244,7 +278,9 @@ def reduce_scatter_dropped(plan: Plan) -> list[Option]:
                 new[:] = [made]
 
             plan.everywhere(edit)
-            return Change(f"reduce-scatter {node.name} is replaced by a slice", (source, *new), gone, tuple(consumers), plan.every)
+            return Change(
+                f"reduce-scatter {node.name} is replaced by a slice", (source, *new), gone, tuple(consumers), plan.every
+            )
 
         return apply
 
@@ -264,7 +300,8 @@ def reduce_scatter_wrong_dim(plan: Plan) -> list[Option]:
     def make(node: Node, dim: int) -> Callable[[], Change]:
         def apply() -> Change:
             done, source, count = plan.waited(node.name), plan.first.ref(node, 0), scalar_at(node, 2)
-            assert source is not None and isinstance(count, int)
+            assert source is not None
+            assert isinstance(count, int)
             before, after = plan.first.shape(source), plan.first.shape(node.name)
             consumers = plan.first.handed(done)
             gone = tuple(dict.fromkeys((done, node.name)))
@@ -281,7 +318,13 @@ def reduce_scatter_wrong_dim(plan: Plan) -> list[Option]:
                 new[:] = [*pieces, joined, scattered, waited, made]
 
             plan.everywhere(edit)
-            return Change(f"reduce-scatter {node.name} scatters dimension {dim}", (source, *new), gone, tuple(consumers), plan.every)
+            return Change(
+                f"reduce-scatter {node.name} scatters dimension {dim}",
+                (source, *new),
+                gone,
+                tuple(consumers),
+                plan.every,
+            )
 
         return apply
 
@@ -291,7 +334,9 @@ def reduce_scatter_wrong_dim(plan: Plan) -> list[Option]:
         if source is None or not isinstance(count, int):
             continue
         shape = plan.first.shape(source)
-        options += [(f"{n.name}/{d}", make(n, d)) for d in range(1, len(shape)) if shape[d] > 1 and shape[d] % count == 0]
+        options += [
+            (f"{n.name}/{d}", make(n, d)) for d in range(1, len(shape)) if shape[d] > 1 and shape[d] % count == 0
+        ]
     return options
 
 
@@ -320,7 +365,11 @@ def bias_on_every_rank(plan: Plan) -> list[Option]:
 
             plan.everywhere(edit)
             return Change(
-                f"bias {bias} is added before {node.name} on every rank", (*new, node.name, other), (add.name,), tuple(consumers), plan.every
+                f"bias {bias} is added before {node.name} on every rank",
+                (*new, node.name, other),
+                (add.name,),
+                tuple(consumers),
+                plan.every,
             )
 
         return apply
@@ -337,7 +386,12 @@ def bias_on_every_rank(plan: Plan) -> list[Option]:
             for position in (0, 1):
                 bias = e.ref(add, position)
                 fits = bias is not None and bias != used and e.is_input(bias) and len(e.shape(bias)) == 1
-                if fits and bias is not None and e.shape(bias)[0] == e.shape(source)[-1] and _only_copies(e, used, node.name):
+                if (
+                    fits
+                    and bias is not None
+                    and e.shape(bias)[0] == e.shape(source)[-1]
+                    and _only_copies(e, used, node.name)
+                ):
                     options.append((f"{node.name}/{bias}", make(node, source, add, bias, used)))
     return options
 
@@ -359,7 +413,7 @@ def _only_copies(e: Editor, name: str, start: str) -> bool:
 
 
 def rank_order_swapped(plan: Plan) -> list[Option]:
-    """Two ranks take each other's place: in a gathered tensor, in a process group, or in the bounds of a rank's slice."""
+    """Two ranks exchange places: in a gathered tensor, in a process group, or in the bounds of a rank's slice."""
     if plan.world < 2:
         return []
     a, b = sorted(plan.draw.sample(range(plan.world), 2))
@@ -381,7 +435,13 @@ def rank_order_swapped(plan: Plan) -> list[Option]:
                 new[:] = [*pieces, made]
 
             plan.everywhere(edit)
-            return Change(f"blocks {a} and {b} of all-gather {node.name} are exchanged", (node.name, done, *new), (), tuple(consumers), plan.every)
+            return Change(
+                f"blocks {a} and {b} of all-gather {node.name} are exchanged",
+                (node.name, done, *new),
+                (),
+                tuple(consumers),
+                plan.every,
+            )
 
         return apply
 
@@ -396,7 +456,9 @@ def rank_order_swapped(plan: Plan) -> list[Option]:
 
             consumers = plan.first.handed(node.name)
             plan.everywhere(edit)
-            return Change(f"{OPS[op]} {node.name} runs over the group {members}", (node.name,), (), tuple(consumers), plan.every)
+            return Change(
+                f"{OPS[op]} {node.name} runs over the group {members}", (node.name,), (), tuple(consumers), plan.every
+            )
 
         return apply
 
@@ -405,7 +467,13 @@ def rank_order_swapped(plan: Plan) -> list[Option]:
             one, two = plan.editors[a].node(node.name), plan.editors[b].node(node.name)
             one.args[2:4], two.args[2:4] = two.args[2:4], one.args[2:4]
             consumers = plan.first.handed(node.name)
-            return Change(f"the bounds of {node.name} are exchanged between ranks {a} and {b}", (node.name,), (), tuple(consumers), (a, b))
+            return Change(
+                f"the bounds of {node.name} are exchanged between ranks {a} and {b}",
+                (node.name,),
+                (),
+                tuple(consumers),
+                (a, b),
+            )
 
         return apply
 

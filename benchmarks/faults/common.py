@@ -86,14 +86,23 @@ class Plan:
         model = self.first.get(name)
         for editor, live in zip(self.editors, self.live):
             other = editor.get(name)
-            if other is None or name not in live or type(other) is not type(model) or self.first.type(name) != editor.type(name):
+            if (
+                other is None
+                or name not in live
+                or type(other) is not type(model)
+                or self.first.type(name) != editor.type(name)
+            ):
                 return False
-            if isinstance(model, Node) and isinstance(other, Node) and (model.op != other.op or list(model.refs()) != list(other.refs())):
+            if (
+                isinstance(model, Node)
+                and isinstance(other, Node)
+                and (model.op != other.op or list(model.refs()) != list(other.refs()))
+            ):
                 return False
         return True
 
     def sites(self, *ops: str) -> list[Node]:
-        """Nodes of rank 0 with one of these operators (a prefix up to the overload is enough) that are alike and live."""
+        """Nodes of rank 0 with one of these operators (the overload may be left out) that are alike and live."""
         return [
             n for n in self.first.graph.nodes if (n.op in ops or n.op.rsplit(".", 1)[0] in ops) and self.alike(n.name)
         ]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from emerge.facts.shape_rules.core import TupleValue
-from emerge.facts.shapes import ScalarResult, Spec, check_graph, infer
+from emerge.facts.shapes import Spec, check_graph, infer
 from emerge.graph.model import Arg, Graph, Input, Node, Ref, TensorType
 
 FUNCOL = "_c10d_functional"
@@ -29,15 +29,30 @@ HANDS_ON: dict[str, int] = {
         (
             f"aten.{op}"
             for op in (
-                "view.default", "_unsafe_view.default", "reshape.default", "t.default", "transpose.int", "permute.default",
-                "clone.default", "alias.default", "detach.default", "contiguous.default", "unsqueeze.default",
-                "squeeze.dim", "expand.default", "split.Tensor", "split_with_sizes.default", "slice.Tensor",
-                "select.int", "_to_copy.default", "lift_fresh_copy.default",
+                "view.default",
+                "_unsafe_view.default",
+                "reshape.default",
+                "t.default",
+                "transpose.int",
+                "permute.default",
+                "clone.default",
+                "alias.default",
+                "detach.default",
+                "contiguous.default",
+                "unsqueeze.default",
+                "squeeze.dim",
+                "expand.default",
+                "split.Tensor",
+                "split_with_sizes.default",
+                "slice.Tensor",
+                "select.int",
+                "_to_copy.default",
+                "lift_fresh_copy.default",
             )
         ),
         0,
     ),
-}  # fmt: skip
+}
 #: Operators whose place in the order of a rank is part of their meaning.
 _RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial")
 
@@ -63,9 +78,12 @@ def copy_graph(graph: Graph) -> Graph:
         )
 
     return dataclasses.replace(
-        graph, inputs=[dataclasses.replace(i) for i in graph.inputs], nodes=[node(n) for n in graph.nodes],
-        outputs=list(graph.outputs), groups={k: [list(g) for g in v] for k, v in graph.groups.items()},
-    )  # fmt: skip
+        graph,
+        inputs=[dataclasses.replace(i) for i in graph.inputs],
+        nodes=[node(n) for n in graph.nodes],
+        outputs=list(graph.outputs),
+        groups={k: [list(g) for g in v] for k, v in graph.groups.items()},
+    )
 
 
 class Editor:
@@ -345,6 +363,14 @@ def scalar_at(node: Node, position: int) -> float | int | None:
 
 
 __all__ = [
-    "ALL_GATHER", "ALL_REDUCE", "HANDS_ON", "REDUCE_SCATTER", "WAIT", "Callable", "Editor", "ScalarResult", "copy_graph",
-    "is_collective", "mutates", "scalar_at",
+    "ALL_GATHER",
+    "ALL_REDUCE",
+    "HANDS_ON",
+    "REDUCE_SCATTER",
+    "WAIT",
+    "Editor",
+    "copy_graph",
+    "is_collective",
+    "mutates",
+    "scalar_at",
 ]

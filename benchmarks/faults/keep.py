@@ -69,7 +69,8 @@ def reshape_factored(plan: Plan) -> list[Option]:
         shape = e.shape(source)
         options.append((f"{n.name}/flat", make(n.name, [prod(shape)])))
         options += [
-            (f"{n.name}/{d}", make(n.name, [*shape[:d], shape[d] * shape[d + 1], *shape[d + 2 :]])) for d in range(len(shape) - 1)
+            (f"{n.name}/{d}", make(n.name, [*shape[:d], shape[d] * shape[d + 1], *shape[d + 2 :]]))
+            for d in range(len(shape) - 1)
         ]
     return options
 
@@ -92,7 +93,13 @@ def transposes_cancelled(plan: Plan) -> list[Option]:
 
     options: list[Option] = []
     for n in e.graph.nodes:
-        if plan.alike(n.name) and not plan.claimed(n.name) and e.type(n.name) and len(e.shape(n.name)) > 1 and not _collective(n.op):
+        if (
+            plan.alike(n.name)
+            and not plan.claimed(n.name)
+            and e.type(n.name)
+            and len(e.shape(n.name)) > 1
+            and not _collective(n.op)
+        ):
             rank = len(e.shape(n.name))
             options += [(f"{n.name}/{a}-{b}", make(n.name, a, b)) for a in range(rank) for b in range(a + 1, rank)]
     return options
@@ -169,7 +176,7 @@ def _identity_inserted(plan: Plan, choices: list[tuple[int, ...]]) -> list[Optio
 
 
 def wait_split(plan: Plan) -> list[Option]:
-    """The result of a collective is waited for a second time, for some of what follows; or waited for twice in a row."""
+    """A collective is waited for a second time, for some of what follows; or twice in a row."""
     e = plan.first
 
     def make(name: str, source: str, twice: bool) -> Callable[[], Change]:
@@ -192,10 +199,21 @@ def wait_split(plan: Plan) -> list[Option]:
     for n in plan.sites(WAIT):
         source = e.ref(n, 0)
         if source is not None and not plan.claimed(n.name) and e.users(n.name):
-            options += [(f"{n.name}/twice", make(n.name, source, True)), (f"{n.name}/again", make(n.name, source, False))]
+            options += [
+                (f"{n.name}/twice", make(n.name, source, True)),
+                (f"{n.name}/again", make(n.name, source, False)),
+            ]
     return options
 
 
 __all__ = [
-    "commuted", "commuted_on_one_rank", "identity_inserted", "identity_on_one_rank", "renamed", "reordered", "reshape_factored", "transposes_cancelled", "wait_split",
+    "commuted",
+    "commuted_on_one_rank",
+    "identity_inserted",
+    "identity_on_one_rank",
+    "renamed",
+    "reordered",
+    "reshape_factored",
+    "transposes_cancelled",
+    "wait_split",
 ]

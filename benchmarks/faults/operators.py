@@ -33,20 +33,26 @@ def _lookups(plan: Plan) -> Iterator[_Lookup]:
         for above in plan.sites("aten.ge.Scalar"):
             for shift in plan.sites("aten.sub.Tensor"):
                 base = plan.first.ref(shift, 0)
-                if plan.first.ref(above, 0) != token or base is None or plan.first.origin(base) != plan.first.origin(token):
+                if (
+                    plan.first.ref(above, 0) != token
+                    or base is None
+                    or plan.first.origin(base) != plan.first.origin(token)
+                ):
                     continue
                 bounds = [[scalar_at(e.node(n.name), 1) for n in (below, above, shift)] for e in plan.editors]
                 if any(not isinstance(x, int) for row in bounds for x in row):
                     continue
                 steps = {row[1] - row[0] for row in bounds if row[0] is not None and row[1] is not None}
-                if len(steps) == 1 and all(row == [r * (n := next(iter(steps))), (r + 1) * n, r * n] for r, row in enumerate(bounds)):
+                if len(steps) == 1 and all(
+                    row == [r * (n := next(iter(steps))), (r + 1) * n, r * n] for r, row in enumerate(bounds)
+                ):
                     yield _Lookup(below.name, above.name, shift.name)
 
 
 def vocab_offset(plan: Plan) -> list[Option]:
     """One rank believes that its rows of the table start or end elsewhere.
 
-    Every offered change takes tokens from a rank, gives a rank foreign tokens, or makes it read wrong rows. Not offered:
+    Every offered change takes tokens from a rank, gives it foreign tokens, or makes it read wrong rows. Not offered:
     a lower bound below the first token, an upper bound above the last one (no such tokens), and bounds that make a
     rank read beyond its rows (a crash, not a wrong value).
     """
@@ -55,13 +61,24 @@ def vocab_offset(plan: Plan) -> list[Option]:
     def make(at: _Lookup, rank: int, variant: str, by: int) -> Callable[[], Change]:
         def apply() -> Change:
             e = plan.editors[rank]
-            moved = {"shift": (at.shift,), "below": (at.below,), "above": (at.above,), "all": (at.below, at.above, at.shift)}[variant]
+            moved = {
+                "shift": (at.shift,),
+                "below": (at.below,),
+                "above": (at.above,),
+                "all": (at.below, at.above, at.shift),
+            }[variant]
             consumers = [c for n in moved for c in e.looked_up(n)]
             for name in moved:
                 value = scalar_at(e.node(name), 1)
                 assert isinstance(value, int)
                 e.node(name).args[1] = value + by
-            return Change(f"vocabulary offset of rank {rank} is off by {by} in {', '.join(moved)}", moved, (), tuple(dict.fromkeys(consumers)), (rank,))
+            return Change(
+                f"vocabulary offset of rank {rank} is off by {by} in {', '.join(moved)}",
+                moved,
+                (),
+                tuple(dict.fromkeys(consumers)),
+                (rank,),
+            )
 
         return apply
 
@@ -104,7 +121,13 @@ def fused_split(plan: Plan) -> list[Option]:
                 a.args[1], b.args[1] = b.args[1], a.args[1]
 
             plan.everywhere(edit)
-            return Change(f"parts {one.name} and {two.name} of {split} are exchanged", (split, one.name, two.name), (), tuple(dict.fromkeys(consumers)), plan.every)
+            return Change(
+                f"parts {one.name} and {two.name} of {split} are exchanged",
+                (split, one.name, two.name),
+                (),
+                tuple(dict.fromkeys(consumers)),
+                plan.every,
+            )
 
         return apply
 
@@ -117,7 +140,13 @@ def fused_split(plan: Plan) -> list[Option]:
             new: list[str] = []
 
             def edit(e: Editor) -> None:
-                parts = e.parts(source, "aten.split_with_sizes.default", Ref(source), [heads * part] * count, len(e.shape(source)) - 1)
+                parts = e.parts(
+                    source,
+                    "aten.split_with_sizes.default",
+                    Ref(source),
+                    [heads * part] * count,
+                    len(e.shape(source)) - 1,
+                )
                 for item in [e.node(i.name) for i in items]:
                     index = item.args[1]
                     assert isinstance(index, int)
@@ -131,8 +160,11 @@ def fused_split(plan: Plan) -> list[Option]:
             plan.everywhere(edit)
             return Change(
                 f"{split.name} takes contiguous blocks instead of parts of each head",
-                tuple(dict.fromkeys((view.name, *new))), (split.name, *(i.name for i in items)), tuple(dict.fromkeys(consumers)), plan.every,
-            )  # fmt: skip
+                tuple(dict.fromkeys((view.name, *new))),
+                (split.name, *(i.name for i in items)),
+                tuple(dict.fromkeys(consumers)),
+                plan.every,
+            )
 
         return apply
 
@@ -146,13 +178,23 @@ def fused_split(plan: Plan) -> list[Option]:
                 if one.shape == two.shape and not _meet(e, one.name, two.name):
                     options.append((f"{split.name}/{one.args[1]}-{two.args[1]}", order(split.name, one, two)))
         view = e.get(source)
-        if not isinstance(view, Node) or view.op != "aten.view.default" or len({t.shape for t in split.elements.values()}) != 1:
+        if (
+            not isinstance(view, Node)
+            or view.op != "aten.view.default"
+            or len({t.shape for t in split.elements.values()}) != 1
+        ):
             continue
         whole = e.ref(view, 0)
         shape = e.shape(source)
         last = split.args[2] if len(split.args) > 2 else 0
         merged = whole is not None and e.shape(whole) == (*shape[:-2], shape[-2] * shape[-1])
-        if merged and whole is not None and last in (-1, len(shape) - 1) and shape[-2] > 1 and len(items) == len(split.elements) > 1:
+        if (
+            merged
+            and whole is not None
+            and last in (-1, len(shape) - 1)
+            and shape[-2] > 1
+            and len(items) == len(split.elements) > 1
+        ):
             options.append((f"{split.name}/blocks", blocks(split, view, whole)))
     return options
 
@@ -188,7 +230,13 @@ def constant(plan: Plan) -> list[Option]:
                     target.kwargs[key] = new
 
             plan.everywhere(edit)
-            return Change(f"{node.name} ({node.op}) has {new!r} instead of {old!r}", (node.name,), (), tuple(consumers), plan.every)
+            return Change(
+                f"{node.name} ({node.op}) has {new!r} instead of {old!r}",
+                (node.name,),
+                (),
+                tuple(consumers),
+                plan.every,
+            )
 
         return (f"{node.name}/{key}={new}", apply)
 
@@ -235,7 +283,9 @@ def softmax_axis(plan: Plan) -> list[Option]:
 
             consumers = e.handed(node.name)
             plan.everywhere(edit)
-            return Change(f"softmax {node.name} runs over dimension {dim}", (node.name,), (), tuple(consumers), plan.every)
+            return Change(
+                f"softmax {node.name} runs over dimension {dim}", (node.name,), (), tuple(consumers), plan.every
+            )
 
         return apply
 
@@ -267,7 +317,13 @@ def norm_axis(plan: Plan) -> list[Option]:
                 new[:] = [before, after]
 
             plan.everywhere(edit)
-            return Change(f"norm {node.name} runs over dimension {dim}", (node.name, result.name, *new), (), tuple(dict.fromkeys(consumers)), plan.every)
+            return Change(
+                f"norm {node.name} runs over dimension {dim}",
+                (node.name, result.name, *new),
+                (),
+                tuple(dict.fromkeys(consumers)),
+                plan.every,
+            )
 
         return apply
 
@@ -349,14 +405,23 @@ def residual_dropped(plan: Plan) -> list[Option]:
                 e.remove(add.name)
 
             plan.everywhere(edit)
-            return Change(f"residual {residual} is not added in {add.name}", (branch,), (add.name,), tuple(consumers), plan.every)
+            return Change(
+                f"residual {residual} is not added in {add.name}", (branch,), (add.name,), tuple(consumers), plan.every
+            )
 
         return apply
 
     options: list[Option] = []
     for n in plan.sites(*_ADDS):
         a, b = e.ref(n, 0), e.ref(n, 1)
-        if a is None or b is None or a == b or plan.claimed(n.name) or e.type(a) != e.type(n.name) or e.type(b) != e.type(n.name):
+        if (
+            a is None
+            or b is None
+            or a == b
+            or plan.claimed(n.name)
+            or e.type(a) != e.type(n.name)
+            or e.type(b) != e.type(n.name)
+        ):
             continue
         for residual, branch in ((a, b), (b, a)):
             if residual in e.live([branch]) and not e.is_input(branch):

@@ -72,7 +72,7 @@ def plant(case: Case, kind: str, seed: int) -> Mutant | None:
     options = KINDS[kind](plan)
     if not options:
         return None
-    labels = {label: apply for label, apply in options}
+    labels = dict(options)
     order = sorted(labels)
     random.Random(f"{kind}/{seed // len(order)}/order").shuffle(order)
     change = labels[order[seed % len(order)]]()

@@ -46,8 +46,14 @@ from emerge.verdict.types import EQUIVALENT, NOT_EQUIVALENT, UNKNOWN, PairResult
 #: Outcomes in the order of the table. ``at`` and ``off``: with a finding at the blame, or only elsewhere.
 EQ, NE_AT, NE_OFF, UN_AT, UN_OFF, ERROR = "EQ", "NE", "NE-off", "UN", "UN-off", "ERR"
 OUTCOMES = (EQ, NE_AT, NE_OFF, UN_AT, UN_OFF, ERROR)
-MODES = "verdict (default): derivation and execution; files: the same as the command line does it, law certificates included; derive: nothing is executed"
-LEGEND = "EQ equivalent, NE not equivalent at blame, NE-off not equivalent elsewhere, UN/UN-off unknown with/without a finding at blame, ERR error"
+MODES = (
+    "verdict (default): derivation and execution; files: as the command line does it, law certificates included; "
+    "derive: nothing is executed"
+)
+LEGEND = (
+    "EQ equivalent, NE not equivalent at blame, NE-off not equivalent elsewhere, "
+    "UN/UN-off unknown with/without a finding at blame, ERR error"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +120,7 @@ def healthy(path: str, engine: str) -> Correspondence:
 
 
 def judge(case: Case, mutant: Mutant, task: Task) -> PairResult:
-    """The verdict of the verifier: derivation alone, with execution, or the whole path of the command line from files."""
+    """The verdict: of the derivation alone, with execution, or on the whole path of the command line from files."""
     from emerge.campaign.config import PairSpec
     from emerge.campaign.run import RunOptions, execution_refuter, run_pair
 
@@ -157,13 +163,18 @@ def run_task(task: Task) -> Row:
         expected = reference_places(mutant.change, healthy(task.case, task.engine)) if task.kind in FAULTS else set()
         row.expected = sorted(expected)
         found = [f for f in result.findings if f.severity != "note"]
-        row.findings = [f"{f.kind} {','.join(f.reference_nodes)} | {','.join(f.implementation_nodes[:1])}" for f in found]
+        row.findings = [
+            f"{f.kind} {','.join(f.reference_nodes)} | {','.join(f.implementation_nodes[:1])}" for f in found
+        ]
         at = [hits(f, mutant.change, expected) for f in found]
         row.first, row.aside = bool(at) and at[0], at.count(False)
         row.reason = result.error.message if result.error is not None else result.reason
         row.outcome = {
-            EQUIVALENT: EQ, NOT_EQUIVALENT: NE_AT if any(at) else NE_OFF, UNKNOWN: UN_AT if any(at) else UN_OFF, None: ERROR,
-        }[result.verdict]  # fmt: skip
+            EQUIVALENT: EQ,
+            NOT_EQUIVALENT: NE_AT if any(at) else NE_OFF,
+            UNKNOWN: UN_AT if any(at) else UN_OFF,
+            None: ERROR,
+        }[result.verdict]
     except Exception as error:  # a crash of one mutant is a row of the table
         row.outcome, row.reason = ERROR, f"{type(error).__name__}: {error}"
     row.seconds = time.perf_counter() - started
@@ -277,7 +288,9 @@ def main(argv: list[str] | None = None) -> int:
     unknown = [k for k in kinds if k not in KINDS]
     cases = args.cases or default_cases()
     if unknown or not cases:
-        parser.error(f"unknown kinds {unknown}; known: {', '.join(KINDS)}" if unknown else "no cases; set EMERGE_PEER_SUITE")
+        parser.error(
+            f"unknown kinds {unknown}; known: {', '.join(KINDS)}" if unknown else "no cases; set EMERGE_PEER_SUITE"
+        )
     if args.write:
         for c in cases:
             for kind in kinds:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from emerge.capture import functional
-from emerge.capture.base import MAX_CONSTANT, CaptureError, Names, Place, Places
+from emerge.capture.base import MAX_CONSTANT, CaptureError, Names, Place, Places, Substitution
 from emerge.capture.communication import Groups, record_c10d
 from emerge.capture.memory import Memory, Step, meta_like
 from emerge.graph.model import Arg, DType, Input, Node, Ref, TensorType, TypedConst
@@ -38,6 +38,13 @@ _IGNORED = ("aten.sym_", "aten._assert", "aten.is_pinned", "aten.dense_dim", "at
 #: Multi-output view operators that become slices.
 SPLITS = ("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk")
 _SEEDED = torch.Tag.nondeterministic_seeded
+
+
+DROPOUT = Substitution(
+    "torch.nn.functional.dropout",
+    "torch.native_dropout",
+    "one operator with its mask, as on a GPU, instead of the CPU's parts of it",
+)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -98,6 +105,7 @@ class Recorder(TorchDispatchMode):
         self.building = True
         self.paused = 0
         self.error: CaptureError | None = None
+        self.substitutions: list[Substitution] = []
 
     # ---- the mode -----------------------------------------------------------------------------------------------
 
@@ -123,6 +131,11 @@ class Recorder(TorchDispatchMode):
     def _where(self, func: Any) -> str:
         place = self.places.here(None)
         return f"{place.source or 'capture'} ({func})"
+
+    def note_dropout(self) -> None:
+        """Dropout was recorded as one operator."""
+        if DROPOUT not in self.substitutions:
+            self.substitutions.append(DROPOUT)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -487,6 +500,11 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self._attention(func, args, kwargs)
+        if func is torch.nn.functional.dropout and bool(bind_dropout(args, kwargs)[2]):
+            # The CPU writes dropout as a random mask and a division; GPUs have one operator with a backward of its own.
+            recorder.note_dropout()
+            value, p, _ = bind_dropout(args, kwargs)
+            return torch.native_dropout(value, p, True)[0]
         if func in _PYTHON_READS and args and isinstance(args[0], torch.Tensor):
             recorder.refuse_reading(args[0], f"Tensor.{func.__name__}")
         return func(*args, **kwargs)
@@ -523,6 +541,13 @@ class Functions(TorchFunctionMode):
         name = recorder.add_node(op, [*operands, *positional], given, place, out, taint=random)
         recorder.memory.define(out, name, fresh=True)
         return out
+
+
+def bind_dropout(args: Any, kwargs: Any) -> tuple[Any, float, bool]:
+    """Input, probability and whether it is active, of a call of ``torch.nn.functional.dropout``."""
+    bound = {"p": 0.5, "training": True, "inplace": False}
+    bound |= dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
+    return bound["input"], float(bound["p"]), bool(bound["training"]) and not bound["inplace"]
 
 
 _PYTHON_READS = {

@@ -305,8 +305,9 @@ class _Session:
         extra: dict[str, Any] = {"output_labels": [label for label, _, _ in outputs]}
         if any(p is not None for _, _, p in outputs):
             extra["output_placements"] = [p for _, _, p in outputs]
-        if self.substitutions:
-            extra["substitutions"] = [s.as_json() for s in self.substitutions]
+        replaced = [*self.substitutions, *rec.substitutions]
+        if replaced:
+            extra["substitutions"] = [s.as_json() for s in replaced]
         if state.notes:
             extra["capture_notes"] = state.notes
         settings.files |= self.places.files

@@ -357,7 +357,10 @@ class Lowering:
         if args:
             base.add("lead", oid, max(range(len(args)), key=lambda k: (args[k].depth, -k)))
         base.add("iter_count", oid, len(iters))
+        tag = 0
         for i, it in enumerate(iters):
+            base.add("iter_tag", oid, i, -1 if it.role == "p" else tag)
+            tag += it.role != "p"
             self._emit_iter(oid, i, it, len(args))
         if relocation is not None:
             base.add("relocation", oid, *relocation)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.build import FUNCOL, GraphBuilder, Ref, build_ranks, build_reference, replicated, sharded
+
 from emerge.graph.relations import Relations
 from emerge.graph.source import Case
-from support.build import FUNCOL, GraphBuilder, Ref, build_ranks, build_reference, replicated, sharded
 
 SEQ, BATCH, HIDDEN, HEADS, HEAD, INNER, VOCAB = 20, 4, 10, 6, 3, 14, 22
 #: Exclusive upper bounds of integer inputs.
@@ -63,7 +64,12 @@ def _attention(g: GraphBuilder, x: Ref, mask: Ref, tp: int) -> Ref:
     parts = g.aten("split_with_sizes", g.aten("view", qkv, [SEQ, BATCH, n, 3 * HEAD]), [HEAD] * 3, 3)
     q, k, v = (g.aten("transpose.int", g.aten("view", p, [SEQ, BATCH * n, HEAD]), 0, 1) for p in parts)
     scores = g.aten(
-        "baddbmm", g.aten("empty.memory_format", [BATCH * n, SEQ, SEQ]), q, g.aten("transpose.int", k, 1, 2), beta=0.0, alpha=0.25
+        "baddbmm",
+        g.aten("empty.memory_format", [BATCH * n, SEQ, SEQ]),
+        q,
+        g.aten("transpose.int", k, 1, 2),
+        beta=0.0,
+        alpha=0.25,
     )
     scores = g.aten("masked_fill.Scalar", g.aten("view", scores, [BATCH, n, SEQ, SEQ]), mask, -10000.0)
     weights = g.aten("view", g.aten("_softmax", scores, -1, False), [BATCH * n, SEQ, SEQ])
@@ -115,13 +121,22 @@ def program(g: GraphBuilder, tp: int) -> Ref:
 def mini_gpt(ranks: int = 2) -> Case:
     """The sequential program, the program of each rank, and how their inputs and outputs correspond."""
     shards = {
-        "embedding.weight": 0, "qkv.weight": 0, "qkv.bias": 0, "proj.weight": 1, "up.weight": 0, "up.bias": 0, "down.weight": 1,
+        "embedding.weight": 0,
+        "qkv.weight": 0,
+        "qkv.bias": 0,
+        "proj.weight": 1,
+        "up.weight": 0,
+        "up.bias": 0,
+        "down.weight": 1,
         "head.weight": 0,
-    }  # fmt: skip
+    }
     reference = build_reference(lambda g: program(g, 1))
     graphs = build_ranks(ranks, lambda g, _: program(g, ranks))
     inputs: list[Any] = [
-        sharded(i.name, shards[i.name], ranks) if i.name in shards else replicated(i.name, ranks) for i in reference.inputs
+        sharded(i.name, shards[i.name], ranks) if i.name in shards else replicated(i.name, ranks)
+        for i in reference.inputs
     ]
-    relations = Relations("mini_gpt", ranks, inputs, "refines", expected_outputs=[replicated("out", ranks)], claimed_outputs=["out"])
+    relations = Relations(
+        "mini_gpt", ranks, inputs, "refines", expected_outputs=[replicated("out", ranks)], claimed_outputs=["out"]
+    )
     return Case(reference, graphs, relations, "mini_gpt")

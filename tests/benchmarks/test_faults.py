@@ -1,4 +1,4 @@
-"""The fault generator of ``benchmarks/faults`` on a small generated GPT: its rules, checked by execution, and the derivation."""
+"""The generator of ``benchmarks/faults`` on a small GPT: its rules, checked by execution, and the derivation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 from mini_gpt import RANGES, mini_gpt
+from support.pairs import case_problem, largest_difference
 
 from benchmarks.faults.blame import Correspondence, reference_places
 from benchmarks.faults.common import Mutant
 from benchmarks.faults.plant import FAULTS, KEEPS, KINDS, option_labels, plant
 from emerge.graph.source import Case
 from emerge.relate.derive import Derivation, Problem, derive
-from support.pairs import case_problem, largest_difference
 
 RANKS = 2
 #: Changes of structure on one rank only: the derivation loses what is computed differently on the ranks.

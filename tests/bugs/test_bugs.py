@@ -27,8 +27,6 @@ UNPROVED = {
 }
 #: Wrong twins whose derivation stops nowhere: axes that do not nest take the axes of every tied tensor with them.
 NO_FRONTIER = {"QKV-03", "SHARD-01", "SHARD-07"}
-#: Wrong twins that are not refuted yet.
-NOT_REFUTED = {"CTL-04": "execution takes an input that only some ranks read for a computed value"}
 
 
 @cache
@@ -107,17 +105,13 @@ def test_right_twin_is_not_refuted(row: str) -> None:
 
 
 @pytest.mark.parametrize("row", IDS)
-def test_verdict_of_the_wrong_twin(row: str, request: pytest.FixtureRequest) -> None:
-    if row in NOT_REFUTED:
-        request.applymarker(pytest.mark.xfail(reason=NOT_REFUTED[row], strict=True))
+def test_verdict_of_the_wrong_twin(row: str) -> None:
     found = verdict(row, "wrong")
     assert found.verdict == expectations(row)["wrong"]["verdict"], found.reason
 
 
 @pytest.mark.parametrize("row", IDS)
-def test_findings_point_at_the_blame(row: str, request: pytest.FixtureRequest) -> None:
-    if row in NO_FRONTIER:
-        request.applymarker(pytest.mark.xfail(reason="axis conflict: findings stand at the inputs", strict=True))
+def test_findings_point_at_the_blame(row: str) -> None:
     blame = expectations(row)["wrong"]["blame"]
     found = verdict(row, "wrong").findings
     reference = {n for f in found for n in f.reference_nodes}
