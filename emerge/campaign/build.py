@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from emerge.campaign.config import PairSpec, RelationSpec
+from emerge.capture.relations import placement_relations
+from emerge.capture.source import SourceSpec, load_spec
 from emerge.facts.families import FamilyGraph, FamilyInput, mesh_from, zip_families
 from emerge.facts.mesh import Mesh
 from emerge.facts.shapes import check_graph
@@ -89,14 +93,21 @@ def prepare(spec: PairSpec) -> Prepared:
 def _sides(spec: PairSpec) -> tuple[Graph, list[Graph]]:
     assert spec.reference is not None
     assert spec.implementation is not None
-    reference = load_side(spec.reference)
+    reference = _load(spec.reference)
     if len(reference) != 1:
         raise GraphError(
             f"expected a reference of one rank, found {len(reference)} ranks; "
             "the distributed side is the implementation",
             str(spec.reference),
         )
-    return reference[0], load_side(spec.implementation)
+    return reference[0], _load(spec.implementation)
+
+
+def _load(source: Path | SourceSpec) -> list[Graph]:
+    """The graphs of one side, read or captured; captures tell their progress on standard error."""
+    if isinstance(source, Path):
+        return load_side(source)
+    return load_spec(source, progress=lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _mesh(spec: PairSpec, ranks: list[Graph]) -> Mesh:
@@ -366,9 +377,16 @@ class _Builder:
     def auto(self) -> list[Statement]:
         """Relations from recorded placements, else from names and shapes where one contiguous block reading fits."""
         out: list[Statement] = []
+        placed: set[str] = set()
+        reference, ranks = self.reference.graph.graphs[0], self.implementation.graph.graphs
+        if any(i.placement is not None for g in ranks for i in g.inputs):
+            found = placement_relations(reference, ranks)
+            entries = [e for e in found.inputs if found.origins.get(e.place.removeprefix("capture: ")) == "placement"]
+            out += [replace(s, origin="placement") for s in self.entries(entries)]
+            placed = {e.seq for e in entries}
         by_name = {i.name: i for i in self.implementation.inputs()}
         for inp in self.reference.inputs():
-            if inp.const is not None:
+            if inp.const is not None or inp.name in placed:
                 continue
             partner = self.partner(inp, by_name)
             if partner is None:
@@ -388,7 +406,7 @@ class _Builder:
             self.keep(default_reading("relations", label, s, d, self.mesh, most=None, origin="name"), out)
         for inp in self.reference.inputs():
             named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
-            if named is None and inp.const is None:
+            if named is None and inp.const is None and inp.name not in placed:
                 why = "the capture has no label for it"
                 self.ambiguities.append(Ambiguity("relations", inp.name, "?", (), why))
         return out

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from emerge.campaign.yaml_lines import Mapping, Sequence, load_yaml
+from emerge.capture.base import CaptureError
+from emerge.capture.source import SourceSpec, parse_spec
 from emerge.graph.source import RELATIONS_FILE
 from emerge.util.errors import ConfigError
 
@@ -25,9 +27,8 @@ LATER = {
     "synthesis": "rule synthesis",
     "validate": "validation options",
     "perturb": "perturbed relations",
-    "python_env": "live capture",
 }
-SOURCES_LATER = ("hf", "vllm", "python", "python_env", "inputs", "weights")
+SOURCES_LATER = ("vllm", "weights")
 
 _CAMPAIGN_KEYS = ("campaign", "mesh", "engine", "rules", "trust", "fail_on", "seed", "budget", "pairs")
 _PAIR_KEYS = (
@@ -71,7 +72,7 @@ class PairSpec:
     """One pair of a campaign.
 
     Attributes:
-        case: case directory; else ``reference`` and ``implementation`` are graph files or directories.
+        case: case directory; else ``reference`` and ``implementation`` are graph files or directories, or live models.
         relations: ``auto``, lines, a relation file, or None (nothing is given).
         outputs: lines, or None for the relation file's claims or all outputs.
         mesh: None = the case's own, or one axis over the ranks.
@@ -81,8 +82,8 @@ class PairSpec:
 
     id: str
     case: Path | None = None
-    reference: Path | None = None
-    implementation: Path | None = None
+    reference: Path | SourceSpec | None = None
+    implementation: Path | SourceSpec | None = None
     relations: str | list[RelationSpec] | Path | None = None
     outputs: list[RelationSpec] | None = None
     mesh: dict[str, int] | None = None
@@ -307,29 +308,29 @@ class _Reader:
         for side in ("reference", "implementation"):
             if side not in at:
                 self.fail(f"the pair has no {side!r}; add it", at)
-            value = at[side]
-            if isinstance(value, Mapping):
-                key = next((k for k in value if k in SOURCES_LATER), None)
-                if key is not None:
-                    self.fail(
-                        f"'{key}:' captures a live model, which is not in this version; give a graph file or directory",
-                        value,
-                        key,
-                    )
-                self.fail("expected a graph file or directory, found a mapping; write a path", at, side)
-            if isinstance(value, str) and value.startswith("python:"):
-                self.fail(
-                    "'python:' captures a live model, which is not in this version; give a graph file or directory",
-                    at,
-                    side,
-                )
-        spec.reference, spec.implementation = self.existing(at, "reference"), self.existing(at, "implementation")
         spec.mesh = spec.mesh if "mesh" in at else self.defaults.mesh
-        spec.id = spec.id or f"{spec.reference.stem}-{spec.implementation.stem}"
+        spec.reference = self.source(at, "reference", None)
+        spec.implementation = self.source(at, "implementation", spec.mesh)
+        spec.id = spec.id or f"{source_name(spec.reference)}-{source_name(spec.implementation)}"
         spec.relations = self.relations(at)
         if "outputs" in at:
             spec.outputs = self.lines(at, "outputs")
         return spec
+
+    def source(self, at: Mapping, side: str, mesh: dict[str, int] | None) -> Path | SourceSpec:
+        """One side: a path to graphs, or a live model (a mapping, ``python:module:function``, a ``.pt2`` archive)."""
+        value = at[side]
+        if isinstance(value, Mapping):
+            key = next((k for k in value if k in SOURCES_LATER), None)
+            if key is not None:
+                self.fail(f"{key!r} is not in this version; give another source", value, key)
+            try:
+                return parse_spec(plain(value), base=self.base, mesh=mesh)
+            except CaptureError as e:
+                raise ConfigError(e.message, value.place()) from None
+        if isinstance(value, str) and is_live(value):
+            return parse_spec(value, base=self.base, mesh=mesh)
+        return self.existing(at, side)
 
     def relations(self, at: Mapping) -> str | list[RelationSpec] | Path | None:
         value = at.get("relations")
@@ -368,6 +369,26 @@ class _Reader:
                 )
             out.append(Ignore(*(str(item[k]) for k in _IGNORE_KEYS)))
         return out
+
+
+def is_live(text: str) -> bool:
+    """Whether a source given as text is captured, not read."""
+    return text.startswith(("python:", "hf:")) or text.endswith(".pt2")
+
+
+def source_name(source: Path | SourceSpec) -> str:
+    """Short name of a source, for pair ids."""
+    if isinstance(source, Path):
+        return source.stem
+    target = source.target.get("architecture", source.kind) if isinstance(source.target, dict) else str(source.target)
+    return re.sub(r"[^A-Za-z0-9_.]+", ".", str(source.name or target)).strip(".")
+
+
+def plain(value: Any) -> Any:
+    """A YAML value without line numbers."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list) else value
 
 
 def _copy(spec: PairSpec, **changes: Any) -> PairSpec:

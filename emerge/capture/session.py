@@ -15,8 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from emerge import __version__
 from emerge.capture.base import CaptureError, Places, Substitution
 from emerge.capture.communication import UNSUPPORTED, Groups
+from emerge.capture.functions import Functions
 from emerge.capture.placements import local_part, placement_of
-from emerge.capture.recorder import Functions, Recorder, is_plain
+from emerge.capture.recorder import Recorder, is_plain
 from emerge.graph.model import Arg, Graph, Input, Node, Ref
 
 #: Communication is kept even where nothing reads its result: a call that others wait for is part of the program.

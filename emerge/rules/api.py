@@ -29,7 +29,7 @@ class RuleInfo:
 
     Attributes:
         kind: ``clause``, ``kind`` or ``operator``. evidence: ``tested``, ``none``, or ``stale`` (its text has changed).
-        facts: true facts it took part in when it was certified.
+        facts: its instances behind true facts when it was certified.
     """
 
     name: str
@@ -104,7 +104,7 @@ def show_rule(name: str, extra: Sequence[Path | str] = ()) -> str:
         lines.append("  no certificate for this text; emerge rules check validates it")
     else:
         lines.append(
-            f"  {found.evidence}: {found.facts} true facts on {found.pairs} pairs and {found.meshes} meshes, "
+            f"  {found.evidence}: {found.facts} instances behind true facts on {found.pairs} pairs and {found.meshes} meshes, "
             f"seed {found.seed}, torch {found.torch}, {found.device}, {found.dtype}"
         )
     return "\n".join([*lines, *(f"    {c}" for c in law.clauses)])
@@ -151,7 +151,7 @@ def _report(laws: list[Law], outcome: Outcome) -> list[str]:
     for law in laws:
         if law.name in outcome.certificates:
             found = outcome.certificates[law.name]
-            lines.append(f"pass  {law.name}: {found.facts} true facts, {found.pairs} pairs, {found.meshes} meshes")
+            lines.append(f"pass  {law.name}: {found.facts} instances behind true facts, {found.pairs} pairs, {found.meshes} meshes")
         else:
             refusal = outcome.refusals[law.name]
             word = "FALSE" if refusal.refuted else "open "

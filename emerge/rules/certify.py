@@ -17,11 +17,11 @@ from emerge.relate.derive import program_signatures
 from emerge.rules.examine import FalseFact, examine
 from emerge.rules.generate import pairs
 from emerge.rules.kinds import check_kind
-from emerge.rules.laws import Law
+from emerge.rules.laws import KIND_RELATIONS, OPERATOR_RELATIONS, Law
 from emerge.rules.operators import NotExecutable, check_linearity, check_signature, register_definitions
 from emerge.rules.pair import Unusable
 
-#: A clause law must have fired in this many true facts, on this many different pairs and meshes.
+#: A clause law must have this many instances behind true facts, on this many different pairs and meshes.
 MIN_FACTS, MIN_PAIRS, MIN_MESHES = 5, 3, 2
 
 
@@ -30,7 +30,7 @@ class Certificate:
     """Why a law is admitted.
 
     Attributes:
-        facts: true semantic facts (samples, for claims about operators) the law took part in, on ``pairs`` pairs with
+        facts: instances of the law behind true facts (samples, for claims about operators), on ``pairs`` pairs with
             ``meshes`` different meshes.
     """
 
@@ -89,7 +89,9 @@ def certify(
     for law in targets:
         if law.kind != "clause":
             _certify_operators(out, program, law, seed, version, device)
-    clause_laws = {law.name: law for law in targets if law.kind == "clause"}
+        elif any(c.head.name in (*KIND_RELATIONS, *OPERATOR_RELATIONS) for c in law.clauses):
+            out.refusals[law.name] = Refusal(law.name, False, "it mixes claims about operators with other clauses; name them apart")
+    clause_laws = {law.name: law for law in targets if law.kind == "clause" and law.name not in out.refusals}
     if clause_laws:
         _certify_clauses(out, program, clause_laws, seed, count, version, device, tell, scenes)
     return out
@@ -108,6 +110,8 @@ def _certify_operators(out: Outcome, program: Program, law: Law, seed: int, vers
     for (op, _), signature in known.items():
         by_operator[op].append(signature)
     for clause in law.clauses:
+        if clause.head.name == "operator_definition":
+            continue
         if clause.body:
             out.refusals[law.name] = Refusal(law.name, False, "a claim about operators must be a fact, without a body")
             return
@@ -149,8 +153,9 @@ def _certify_clauses(
     unattributed: list[FalseFact] = []
 
     def enough() -> bool:
+        # a law that never fired so far will not be waited for
         return all(
-            n in blamed or (facts[n] >= MIN_FACTS and in_pairs[n] >= MIN_PAIRS and len(meshes[n]) >= MIN_MESHES) for n in laws
+            n in blamed or not facts[n] or (facts[n] >= MIN_FACTS and in_pairs[n] >= MIN_PAIRS and len(meshes[n]) >= MIN_MESHES) for n in laws
         )
 
     for number, pair in enumerate(pairs(seed, 3 * count, scenes)):
@@ -190,7 +195,7 @@ def _certify_clauses(
         else:
             out.refusals[name] = Refusal(
                 name, False,
-                f"it took part in {facts[name]} true facts on {in_pairs[name]} pairs and {len(meshes[name])} meshes of "
+                f"it has {facts[name]} instances behind true facts on {in_pairs[name]} pairs and {len(meshes[name])} meshes of "
                 f"{out.examined} examined; at least {MIN_FACTS}, {MIN_PAIRS} and {MIN_MESHES} are needed",
             )  # fmt: skip
 

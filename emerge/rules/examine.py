@@ -39,7 +39,7 @@ class Examination:
     """Outcome for one pair.
 
     Attributes:
-        outcomes: every semantic fact. fired: law -> number of true facts it took part in.
+        outcomes: every semantic fact. fired: law -> number of its instances behind true facts.
         undecided: reason -> count. lowering: executed values that contradict the lowering (tensor folded wrongly).
     """
 
@@ -100,9 +100,7 @@ def _attribute(out: Examination) -> None:
     for instance in log.instances():
         by_head[instance.head].append(instance)
     wrong = [fact for fact, outcome in out.outcomes.items() if outcome.holds is False]
-    for fact, outcome in out.outcomes.items():
-        if outcome.holds:
-            out.fired.update(support(fact, by_head)[0])
+    out.fired = fired_instances([f for f, o in out.outcomes.items() if o.holds], by_head)
     roots: set[Fact] = set()
     for fact in wrong:
         steps = {step.fact: step for step in log.explain(fact).steps}
@@ -136,24 +134,19 @@ def _cut(fact: Fact, steps: dict[Fact, Any]) -> tuple[set[str], set[Fact]]:
     return laws, premises
 
 
-def support(fact: Fact, by_head: dict[Fact, list[Any]]) -> tuple[set[str], set[Fact]]:
-    """Laws used below ``fact`` down to other semantic facts, and those facts."""
-    laws: set[str] = set()
-    premises: set[Fact] = set()
-    work, seen = [fact], {fact}
+def fired_instances(facts: list[Fact], by_head: dict[Fact, list[Any]]) -> Counter[str]:
+    """Law -> number of its instances behind these facts; each instance counts once."""
+    fired: Counter[str] = Counter()
+    work, seen = list(facts), set(facts)
     while work:
         for instance in by_head.get(work.pop(), ()):
             if instance.clause.law:
-                laws.add(instance.clause.law)
+                fired[instance.clause.law] += 1
             for p in instance.premises:
-                if p in seen:
-                    continue
-                seen.add(p)
-                if p.relation in CHECKED:
-                    premises.add(p)
-                else:
+                if p not in seen and p.relation not in CHECKED:
+                    seen.add(p)
                     work.append(p)
-    return laws, premises
+    return fired
 
 
 def tensor_text(derivation: Derivation, tensor: int) -> str:

@@ -71,7 +71,8 @@ def laws_of(program: Program, shipped: Iterable[str] | None = None) -> dict[str,
                 f"the law '{name}' exists already at {clauses[0].pos}; give this one another name",
                 str(next(c.pos for c in clauses if c.pos.file != clauses[0].pos.file)),
             )
-        heads = {c.head.name for c in clauses}
+        # a definition below a signature continues its comment; it claims nothing by itself
+        heads = {c.head.name for c in clauses} - {"operator_definition"}
         kind = "kind" if heads <= set(KIND_RELATIONS) else "operator" if heads <= set(OPERATOR_RELATIONS) else "clause"
         file = clauses[0].pos.file
         is_shipped = shipped_file(file) if own is None else str(Path(file).resolve()) in own

@@ -224,7 +224,7 @@ def broadcast(b: Build) -> None:
 
 @scene("collectives everywhere")
 def collectives(b: Build) -> None:
-    """Every collective over every group on every placement, whether it fits or not."""
+    """Every collective over a group, on one of several placements, whether it fits or not."""
     axes = list(b.mesh)
     world = b.imp.ranks
     b.sizes.update({"n": 2 * world * world, "m": 3 * world})
@@ -236,22 +236,23 @@ def collectives(b: Build) -> None:
         values.append(Val(*part, ("n", "m"), (None, None), (z,), how))
     v = b.pick(values)
     w = b.imp
-    for group in dict.fromkeys([*axes, "world"]):
-        for how in ("sum", "max", "min", "avg"):
-            w.all_reduce(v.imp, group, how)
-        k = w.size(group)
-        n, m = w.shape(v.imp)
-        for d, size in ((0, n), (1, m)):
-            w.all_gather(v.imp, group, d)
-            if size % k == 0:
-                for how in ("sum", "max"):
-                    w.reduce_scatter(v.imp, group, d, how)
-        if n % k == 0:
-            w.all_to_all(v.imp, group)
-        ranks = [w.at(r, group) if group != "world" else r for r in range(world)]
-        if m % k == 0:
-            first = b.per_rank(lambda r, ranks=ranks, s=m // k: ranks[r] * s)
-            w.op("slice.Tensor", v.imp, 1, first, b.per_rank(lambda r, first=first, s=m // k: first.values[r] + s))
+    # one group: shards of different sizes along one dimension have no common atomic axes
+    group = b.pick([*axes, "world"])
+    for how in ("sum", "max", "min", "avg"):
+        w.all_reduce(v.imp, group, how)
+    k = w.size(group)
+    n, m = w.shape(v.imp)
+    for d, size in ((0, n), (1, m)):
+        w.all_gather(v.imp, group, d)
+        if size % k == 0:
+            for how in ("sum", "max"):
+                w.reduce_scatter(v.imp, group, d, how)
+    if n % k == 0:
+        w.all_to_all(v.imp, group)
+    ranks = [w.at(r, group) if group != "world" else r for r in range(world)]
+    if m % k == 0:
+        first = b.per_rank(lambda r, ranks=ranks, s=m // k: ranks[r] * s)
+        w.op("slice.Tensor", v.imp, 1, first, b.per_rank(lambda r, first=first, s=m // k: first.values[r] + s))
     w.broadcast(v.imp, "world", 0)
     w.op("mul.Tensor", v.imp, b.per_rank(lambda r: 1.0 if r == 0 else 0.0))
     w.op("div.Tensor", v.imp, float(world))

@@ -75,6 +75,8 @@ def vocabulary(b: Build) -> None:
         out = b.imp.op("index_select", table.imp, 0, b.imp.op("view", index, [-1]))
         outside = b.imp.op("view", outside, [-1])
         b.sizes["bs"] = b.sizes["b"] * b.sizes["s"]
+    if b.fault("zeros written inside the block"):
+        outside = b.imp.op("logical_not", outside)
     if not b.fault("rows outside the block are not zeroed"):
         if b.rng.random() < 0.5:
             out = b.imp.op("masked_fill.Scalar", out, b.imp.op("unsqueeze", outside, -1), 0.0)

@@ -299,3 +299,20 @@ def test_importing_capture_does_not_import_torch() -> None:
     )
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_views_in_place_and_constants_made_while_running(fake: bool) -> None:
+    from emerge.capture.session import Settings, run_capture
+
+    def program(x: Any) -> Any:
+        y = x.clone()
+        y.unsqueeze_(0)
+        y[0, 1] += torch.tensor(0.25)
+        y.t_() if y.dim() == 2 else y.transpose_(1, 2)
+        return y * torch.tensor([1.0, 2.0])
+
+    g = run_capture(lambda: (program, (torch.randn(2, 3),)), Settings("places", fake=fake))
+    assert "capture_notes" not in g.extra
+    x = torch.randn(2, 3)
+    assert close(run_one(g, {"x": x})["output"], program(x), 1e-6)

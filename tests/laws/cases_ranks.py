@@ -246,6 +246,18 @@ def scaled_in_place(ranks: set[int]) -> Program:
     return program
 
 
+def through_alias(op: str, *args: Any) -> Program:
+    """``op(t)`` is t itself (or a copy of it) and is overwritten; t is returned."""
+
+    def program(g: GraphBuilder) -> Ref:
+        x, r = g.input("x", [4, 5]), g.input("r", [4, 5])
+        t = g.aten("sin", x)
+        g.aten("mul_.Tensor", g.aten(op, t, *args), r)
+        return g.aten("cos", t)
+
+    return program
+
+
 MUTATED = {"x": SAME, "r": SAME}
 MUTATION = [
     LawCase(
@@ -299,6 +311,15 @@ MUTATION = [
         scaled_in_place(set()),
         {"all ranks": scaled_in_place({0, 1})},
         {"rank 0": scaled_in_place({0}), "rank 1": scaled_in_place({1}), "none": scaled_in_place({2})},
+        MUTATED,
+        [SAME],
+    ),
+    LawCase(
+        "in-place-through-alias",
+        TP2,
+        never_written,
+        {"copied": through_alias("clone")},
+        {"positive": through_alias("positive"), "dropout in evaluation": through_alias("dropout", 0.1, False)},
         MUTATED,
         [SAME],
     ),

@@ -35,6 +35,10 @@ def folder(tmp_path: Path) -> Path:
     x, gate = w.input("x", [2, 3]), w.input("gate", [2, 3])
     graph = w.finish(w.op("mul.Tensor", x, w.op("tanh", gate)))[0]
     write_graph(graph, tmp_path / "gate.json")
+    w = Writer("norm")
+    x = w.input("x", [2, 3])
+    graph = w.finish(w.op("div.Tensor", x, w.op("sum.dim_IntList", w.op("exp", x), [-1], True)))[0]
+    write_graph(graph, tmp_path / "norm.json")
     (tmp_path / "gate.dl").write_text(GATE)
     return tmp_path
 
@@ -78,8 +82,8 @@ def test_certificate_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 REFUSED = {
     "wrong signature": (
-        '// @law mylib-gate\noperator_signature("mylib.gate.default", 0, "t f, f -> t f", "").\n'
-        'operator_definition("mylib.gate.default", "gate.json").\n', "mylib-gate"),
+        '// @law mylib-norm\noperator_signature("mylib.norm.default", 0, "t f -> t f", "").\n'
+        'operator_definition("mylib.norm.default", "norm.json").\n', "axis 'f' is not parallel"),
     "not linear": (
         '// @law mylib-gate\noperator_signature("mylib.gate.default", 0, "t f, t f -> t f", "").\n'
         '// @law gate-linear\noperator_linear("mylib.gate.default", 0, 3).\noperator_definition("mylib.gate.default", "gate.json").\n',
