@@ -177,6 +177,7 @@ class Lowering:
         self.view_of: dict[int, Tensor] = {}
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
         self.iota_of: dict[int, int] = {}
+        self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
@@ -199,7 +200,10 @@ class Lowering:
 
         self.family_nodes = {node.name: node for node in graph.nodes}
         for inp in graph.inputs:
-            self.lower_input(inp.name, inp.shape, inp.dtype)
+            if len(inp.ranks) == self.mesh.ranks:
+                self.lower_input(inp.name, inp.shape, inp.dtype)
+            else:
+                self.unknown[inp.name] = f"an input on ranks {list(inp.ranks)} only"
         for node in graph.nodes:
             self.lower_node(node)
 
@@ -221,7 +225,7 @@ class Lowering:
         self.node = node
         handler = find_handler(node.op)
         try:
-            if len(node.ranks) != self.mesh.ranks:
+            if len(node.ranks) != self.mesh.ranks and not self.extends(node):
                 raise Unsupported(f"exists on ranks {list(node.ranks)} only")
             args = [self.resolve(a) for a in node.args]
             kwargs = {k: self.resolve(v) for k, v in node.kwargs.items()}
@@ -244,11 +248,23 @@ class Lowering:
                 raise GraphError(why, f"node {node.name!r} ({node.op})")
             result = self.unknown_result(node, why)
         self.tensors[node.name] = result
-        for target in self.storage.visit(node):
+        for target in self.storage.visit(node, self._rearranged(node, result)):
             self.tensors[target] = result
         if isinstance(result, Tensor):
             self.nodes_of.setdefault(result.id, []).append(node.name)
         self.node = None
+
+    def _rearranged(self, node: FamilyNode, result: Any) -> list[str]:
+        """Operands whose values the result only rearranges: it may be a view of them."""
+        if not isinstance(result, Tensor):
+            return []
+        source: Tensor | None = result
+        seen = set()
+        while source is not None:
+            seen.add(source.id)
+            made = self.made_by.get(source.id)
+            source = made.args[0] if made is not None and made.kind == "layout" else None
+        return [r for r in dict.fromkeys(node.refs()) if isinstance(t := self.tensors.get(r), Tensor) and t.id in seen]
 
     def apply(self, handler: Handler | None, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """The node's result by its lowering; where that has none, as an uninterpreted function if it is one.
@@ -268,6 +284,18 @@ class Lowering:
             raise Unsupported(why)
         self.uninterpreted[node.name] = why
         return uninterpreted(self, node, args, kwargs)
+
+    def extends(self, node: FamilyNode) -> bool:
+        """Whether a node that only some ranks have means something on every rank: its operands do, and it is the same
+        operator everywhere it stands. What it computes on the other ranks is not in the program; only a join of several
+        such nodes (``emerge.mixed``) can bring it into play."""
+
+        def plain(arg: Any) -> bool:
+            if isinstance(arg, (RankVector, Group)):
+                return False
+            return all(map(plain, arg)) if isinstance(arg, list) else True
+
+        return node.group is None and all(map(plain, [*node.args, *node.kwargs.values()]))
 
     def resolve(self, arg: Any) -> Any:
         """Arguments with references replaced by lowered tensors."""

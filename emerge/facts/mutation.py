@@ -7,6 +7,8 @@ afterwards is refused. Sharing is over-approximated by operator names, so this n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from emerge.facts.families import FamilyNode
 from emerge.graph.model import iter_refs
 
@@ -19,7 +21,15 @@ MAY_ALIAS = {
     "aten.tensor_split", "aten.unbind", "aten.detach", "aten.alias", "aten.contiguous", "aten.to", "aten.as_strided",
     "aten.view_as_real", "aten.view_as_complex", "aten.diagonal", "aten.unfold", "aten.lift_fresh", "aten.real",
     "aten.type_as", "aten.float", "aten.half", "aten.bfloat16", "operator.getitem", "_c10d_functional.wait_tensor",
+    "aten.positive", "aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.conj", "aten.resolve_conj",
+    "aten.resolve_neg", "aten.broadcast_tensors", "aten.meshgrid", "aten.atleast_1d", "aten.atleast_2d", "aten.atleast_3d",
+    "aten.hsplit", "aten.vsplit", "aten.dsplit", "aten.swapaxes_", "aten.squeeze_", "aten.unsqueeze_", "aten.transpose_",
+    "aten.pad", "aten.repeat_interleave", "aten.cat", "aten.concat", "aten.block_diag", "aten.cartesian_prod",
+    "aten.einsum", "aten.matmul", "aten.type", "aten.cpu", "aten.cuda", "prims.view_of",
 }  # fmt: skip
+
+#: Operators whose result certainly has memory of its own although their value is that of an operand.
+COPIES = {"aten.clone", "aten._to_copy", "aten.lift_fresh_copy", "aten.copy", "aten.detach_copy", "aten.alias_copy", "aten.view_copy"}
 
 _WRITES_FIRST = {"_c10d_functional.all_reduce_", "_c10d_functional.broadcast_", "c10d._allgather_base_", "c10d._reduce_scatter_base_"}
 
@@ -55,11 +65,18 @@ class Storage:
             self._parent[b] = a
             self._members[a] |= self._members.pop(b)
 
-    def visit(self, node: FamilyNode) -> list[str]:
-        """Notes sharing and writes of a node; returns the names whose value the node replaces."""
+    def visit(self, node: FamilyNode, same_value: Iterable[str] = ()) -> list[str]:
+        """Notes sharing and writes of a node; returns the names whose value the node replaces.
+
+        Args:
+            same_value: operands of which the result is a rearrangement, by the node's lowering.
+        """
         base = node.op.rpartition(".")[0] or node.op
         if base in MAY_ALIAS:
             for source in list(iter_refs(node.args[:1])):
+                self._join(source, node.name)
+        if base not in COPIES and not base.endswith("_copy"):
+            for source in same_value:
                 self._join(source, node.name)
         targets = written(node)
         for target in targets:

@@ -19,6 +19,8 @@ from emerge.facts.mesh import Mesh
 from emerge.relate.statement import Piece, Statement
 from emerge.util.resources import resource_dir
 
+#: At most so many views are singled out before all that remain are taken as operators.
+MOST_GUILTY_VIEWS = 8
 #: Relations read back after every derivation.
 RESULTS = ("aligned", "root", "frontier", "output_proved", "output_alignment", "axis_conflict", "axis_at", "atom", "mesh_axis", "mesh_bit")
 
@@ -185,8 +187,8 @@ def derive(
     """
     program = load_program(tuple(rules))
     described = program_signatures(program)
-    flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     seconds = {"lower": 0.0, "datalog": 0.0}
+    flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     while True:
         started = time.perf_counter()
         base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat)
@@ -196,18 +198,54 @@ def derive(
         seconds["lower"] += lowered - started
         seconds["datalog"] += time.perf_counter() - lowered
         derivation = Derivation(problem, base, ref, imp, given, claims, unusable, result, seconds)
-        conflicts = {x for x, _ in result.relations.get("axis_conflict", ())}
-        if not conflicts or len(derivation.proved()) == len(claims):
+        if any(flat) or not result.relations.get("axis_conflict") or len(derivation.proved()) == len(claims):
             return derivation
-        # Boundaries that do not nest: the views that meet there carry no common axes and become operators.
-        more = (flat[0] | conflicting_views(ref, conflicts), flat[1] | conflicting_views(imp, conflicts))
-        if more == flat:
+        flat = guilty_views(problem, described, derivation, engine)
+        seconds["datalog"] += time.perf_counter() - started - (lowered - started)
+        if not any(flat):
             return derivation
-        flat = more
 
 
-def conflicting_views(low: Lowering, conflicts: set[int]) -> frozenset[str]:
-    """Nodes of views that touch a tensor or operator on which axes conflict."""
-    return frozenset(
+def guilty_views(
+    problem: Problem, described: Mapping[tuple[str, int], Signature], derivation: Derivation, engine: str
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Views to take as operators so that all other axes nest, per side.
+
+    Views are admitted in graph order, reference first; one whose boundaries do not nest with those admitted before is
+    left out. More views only divide axes further, so the first guilty one is found by bisection.
+    """
+    program = Program.load([resource_dir("datalog") / "axes.dl"])
+    conflicts = {x for x, _ in derivation.result.relations["axis_conflict"]}
+    order = [(side, name) for side, low in ((0, derivation.reference), (1, derivation.implementation))
+             for name in conflicting_views(low, conflicts)]
+    flat: tuple[set[str], set[str]] = (set(), set())
+
+    def nest(active: int) -> bool:
+        """Whether axes nest when only the first ``active`` views of the list are views."""
+        sides = [frozenset(flat[k] | {n for s, n in order[active:] if s == k}) for k in (0, 1)]
+        base = lower_problem(problem, described, (sides[0], sides[1]))[0]
+        facts = {k: v for k, v in base.facts.items() if k in program.relations}
+        return not run(program, facts, ["axis_conflict"], engine=engine).relations["axis_conflict"]
+
+    low = 0
+    for _ in range(MOST_GUILTY_VIEWS):
+        if nest(len(order)):
+            break
+        high = len(order)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if nest(middle) else (low, middle)
+        side, name = order[high - 1]
+        flat[side].add(name)
+    else:
+        for side, name in order[low:]:
+            flat[side].add(name)
+    return frozenset(flat[0]), frozenset(flat[1])
+
+
+def conflicting_views(low: Lowering, conflicts: set[int]) -> list[str]:
+    """Nodes of views that touch a tensor or operator on which axes conflict, in graph order."""
+    found = [
         low.layout_node[v] for v, a in low.base.facts["layout"] if v in low.layout_node and (v in conflicts or a in conflicts)
-    ) - {""}
+    ]
+    return [name for name in dict.fromkeys(found) if name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from emerge.rules.build import Build, Val
 from emerge.rules.scenes import scene
+from emerge.rules.writer import Writer
 
 
 @scene("partial maximum through functions")
@@ -234,10 +235,15 @@ def collectives(b: Build) -> None:
         x = b.input(["n", "m", "k"] if "k" in b.sizes else ["n", "m", b.dim("k", [z])], [None, None, z], keep=False)
         part = b.both(op, lambda r, x=x: [x.ref if r else x.imp, [2]])
         values.append(Val(*part, ("n", "m"), (None, None), (z,), how))
-    v = b.pick(values)
     w = b.imp
     # one group: shards of different sizes along one dimension have no common atomic axes
     group = b.pick([*axes, "world"])
+    for v in b.rng.sample(values, 4):
+        _all_collectives(b, w, v, group)
+
+
+def _all_collectives(b: Build, w: Writer, v: Val, group: str) -> None:
+    world = w.ranks
     for how in ("sum", "max", "min", "avg"):
         w.all_reduce(v.imp, group, how)
     k = w.size(group)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from emerge.facts.families import FamilyNode
-from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant, whole
+from emerge.facts.lower import Iter, Lowering, Tensor, Tie, Unsupported, axis, lowers, result_dtype, scalar_constant, whole
 from emerge.facts.ops.pointwise import fill
 from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_integer
@@ -160,16 +160,24 @@ def arange(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
             iters = [Iter(n, "pos", whole(n, 0))]
             return low.op(f"range#{start}#{step}#{n}", "iota", [], iters, [n], dtype)
         raise Unsupported("its bounds are not integers")
+    return positions(low, n, starts, step, dtype)
+
+
+def positions(low: Lowering, n: int, starts: Sequence[int], step: int, dtype: str) -> Tensor:
+    """``starts[rank] + step * i`` for ``0 <= i < n``.
+
+    Raises:
+        Unsupported: the ranks' ranges are not consecutive parts of one range.
+    """
     if len(set(starts)) == 1:
         result = low.op(f"iota#{starts[0]}#{step}#{n}", "iota", [], [Iter(n, "pos", whole(n, 0))], [n], dtype)
         if starts[0] == 0 and step == 1:
             low.iota_of[result.id] = n
+        low.range_of[result.id] = (tuple(starts), step)
         return result
     form = low.mesh.affine(starts)
     if form is None:
         raise Unsupported("its start is not an affine function of the rank")
-    from emerge.facts.lower import Tie
-
     size, ties = n, []
     for slope, block in reversed(form.terms):
         if slope != size * step:
@@ -177,4 +185,6 @@ def arange(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
         ties.append(Tie(size, block.dim, block.stride, block.size))
         size *= block.size
     it = Iter(size, "pos", (Tie(1, 0, 1, n),), to_mesh=tuple(ties))
-    return low.op(f"iota#{form.base}#{step}#{size}", "iota", [], [it], [n], dtype)
+    result = low.op(f"iota#{form.base}#{step}#{size}", "iota", [], [it], [n], dtype)
+    low.range_of[result.id] = (tuple(starts), step)
+    return result

@@ -260,7 +260,7 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     Whether it may be used is a law (``form-sliced``); here only the candidate is written.
     """
     made = low.made_by.get(x.id)
-    if made is None or not made.args or made.relocation is not None or low.slice_depth > 6:
+    if made is None or not made.args or made.relocation is not None or made.kind == "dropout" or low.slice_depth > 6:
         return
     if d >= len(made.iters) or any(it.out != whole(it.size, k) for k, it in enumerate(made.iters[: len(x.shape)])):
         return

@@ -115,6 +115,9 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
     if not isinstance(factor, Fraction):
         raise Unsupported(f"alpha {alpha!r} is not a number")
     cx, cy = scalar_constant(x), scalar_constant(y)
+    shifted = _shifted_range(low, x, y if sign > 0 else None, factor, dtype) or _shifted_range(low, y, x if sign > 0 else None, Fraction(1), dtype)
+    if shifted is not None:
+        return shifted
     if isinstance(x, Tensor) and isinstance(y, RankVector):
         values = rank_vector_fraction(y)
         if values is None or not is_integer(dtype):
@@ -139,6 +142,21 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
     if sign < 0:
         return low.pointwise("sub", "sub", [x, y], dtype)
     return low.pointwise("add", "add", [x, y], dtype, commutative=True)
+
+
+def _shifted_range(low: Lowering, x: Any, y: Any, factor: Fraction, dtype: str) -> Tensor | None:
+    """``arange(n) + c`` is a range that starts at ``c``; ``c`` may depend on the rank."""
+    made = low.made_by.get(x.id) if isinstance(x, Tensor) else None
+    if made is None or made.kind != "iota" or factor != 1 or not is_integer(dtype) or isinstance(y, Tensor):
+        return None
+    known = low.range_of.get(x.id)
+    shift = low.integers(y)
+    if known is None or shift is None:
+        return None
+    from emerge.facts.ops.index import positions
+
+    starts, step = known
+    return positions(low, x.shape[0], [a + b for a, b in zip(starts, shift)], step, dtype)
 
 
 @lowers("aten.mul", "aten.mul_", "operator.mul")

@@ -17,7 +17,7 @@ from emerge.graph.model import TensorType, TypedConst
 _RANDOM = re.compile(
     r"^aten\.(_?dropout|.*dropout.*|bernoulli|rand.*|normal.*|multinomial|poisson|exponential|cauchy|geometric|log_normal|"
     r"uniform.*|rrelu.*|.*_fused_attention.*|_local_scalar_dense|empty.*|new_empty.*|resize.*|set.*|nonzero.*|unique.*|masked_select.*|"
-    r"_scaled_dot_product.*|scaled_dot_product.*|.*rnn.*|.*backward.*)"
+    r"_scaled_dot_product.*|scaled_dot_product.*|.*rnn.*|.*backward.*|.*batch_norm.*|.*instance_norm.*)"
 )
 
 
