@@ -13,6 +13,7 @@ from emerge.campaign.admission import law_levels
 from emerge.campaign.build import Prepared, prepare
 from emerge.campaign.config import PairSpec
 from emerge.campaign.counterexample import save_counterexample
+from emerge.capture.source import describe
 from emerge.relate.derive import Derivation, Problem, derive
 from emerge.util.errors import BudgetExceeded, EmergeError, EngineError
 from emerge.verdict.decide import decide
@@ -124,7 +125,7 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
 def sources(spec: PairSpec) -> dict[str, str]:
     """Where the pair came from, for ``emerge replay``."""
     named = {"case": spec.case, "reference": spec.reference, "implementation": spec.implementation}
-    return {key: str(path.resolve()) for key, path in named.items() if path is not None}
+    return {key: str(path.resolve()) if isinstance(path, Path) else describe(path) for key, path in named.items() if path is not None}
 
 
 def _fail_on(result: PairResult, spec: PairSpec) -> None:

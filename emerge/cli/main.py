@@ -135,6 +135,26 @@ def compare(
 
 
 @app.command()
+def capture(
+    spec: Annotated[
+        str, typer.Argument(metavar="SPEC", help="python:module:function, hf:CONFIG.json, FILE.pt2, or a YAML file with one source.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where seq.json or rank*.json go.")],
+    mesh: Annotated[str | None, typer.Option("--mesh", help="Mesh axes of a parallel program, e.g. tp=2.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Allow pickled content in a .pt2 archive.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Captures a live model into graph files. It runs the model's code; graph files never run code."""
+
+    def body() -> int:
+        from emerge.cli.capture import capture_to
+
+        return capture_to(spec, output, opt.parse_mesh(mesh), trust)
+
+    opt.guarded(body, debug)
+
+
+@app.command()
 def replay(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
     pair: Annotated[str, typer.Argument(metavar="PAIR", help="Id of a refuted pair.")],

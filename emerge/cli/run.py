@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emerge.campaign.config import Campaign, PairSpec, RelationSpec, hash_of, load_relation_lines, rule_files
+from emerge.campaign.config import (
+    Campaign,
+    PairSpec,
+    RelationSpec,
+    hash_of,
+    is_live,
+    load_relation_lines,
+    rule_files,
+    source_name,
+)
+from emerge.capture.source import parse_spec
 from emerge.cli import options as opt
 from emerge.graph.source import RELATIONS_FILE
 from emerge.report.document import CampaignResult, document, exit_status, to_json, write_report
@@ -48,13 +58,16 @@ def compare_specs(
     name = paths[0].resolve().name if len(paths) == 1 else "compare"
     if len(paths) == 2 and not any(cases):
         for path in paths:
-            if not path.exists():
+            if not is_live(str(path)) and not path.exists():
                 raise InputError("there is no such graph file or directory; correct the path", str(path))
         if relations is not None and not relations.exists():
             raise InputError("there is no such relation file; correct the path", str(relations))
+        reference, implementation = (
+            parse_spec(str(p), mesh=m) if is_live(str(p)) else p for p, m in zip(paths, (None, mesh))
+        )
         spec = PairSpec(
-            f"{paths[0].stem}-{paths[1].stem}", reference=paths[0], implementation=paths[1], mesh=mesh, rules=files,
-            trust=list(trust),
+            f"{source_name(reference)}-{source_name(implementation)}", reference=reference,
+            implementation=implementation, mesh=mesh, rules=files, trust=list(trust),
             relations=_relations(relations),
         )  # fmt: skip
         specs = [spec]

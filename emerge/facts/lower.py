@@ -385,9 +385,11 @@ class Lowering:
         if args:
             base.add("lead", oid, max(range(len(args)), key=lambda k: (args[k].depth, -k)))
         base.add("iter_count", oid, len(iters))
+        if kind == "dropout":
+            base.add("random_op", oid)
         tag = 0
         for i, it in enumerate(iters):
-            base.add("iter_tag", oid, i, -1 if it.role == "p" else tag)
+            base.add("iter_tag", oid, i, i if kind == "dropout" else -1 if it.role == "p" else tag)
             tag += it.role != "p"
             self._emit_iter(oid, i, it, len(args))
         if relocation is not None:

@@ -118,8 +118,14 @@ def _named(laws: dict[str, Law], names: Sequence[str]) -> list[Law]:
 
 
 def check_rules(
-    names: Sequence[str] | None = None, extra: Sequence[Path | str] = (), *, seed: int = 0, update: bool = False,
-    count: int | None = None, device: str = "cpu", progress: Callable[[str], None] | None = None,
+    names: Sequence[str] | None = None,
+    extra: Sequence[Path | str] = (),
+    *,
+    seed: int = 0,
+    update: bool = False,
+    count: int | None = None,
+    device: str = "cpu",
+    progress: Callable[[str], None] | None = None,
 ) -> CheckReport:
     """Validates laws on newly generated pairs.
 
@@ -141,7 +147,9 @@ def check_rules(
         kept.update({n: c for n, c in outcome.certificates.items() if laws[n].shipped})
         checked = {law.name for law in wanted}
         false = {n: v for n, v in certificates.read_refuted().items() if n in laws and n not in checked}
-        false.update({n: (laws[n].hash, r.reason) for n, r in outcome.refusals.items() if r.refuted and laws[n].shipped})
+        false.update(
+            {n: (laws[n].hash, r.reason) for n, r in outcome.refusals.items() if r.refuted and laws[n].shipped}
+        )
         certificates.write_shipped(kept, false)
     return CheckReport(_report(wanted, outcome), not outcome.refusals)
 
@@ -151,7 +159,9 @@ def _report(laws: list[Law], outcome: Outcome) -> list[str]:
     for law in laws:
         if law.name in outcome.certificates:
             found = outcome.certificates[law.name]
-            lines.append(f"pass  {law.name}: {found.facts} instances behind true facts, {found.pairs} pairs, {found.meshes} meshes")
+            lines.append(
+                f"pass  {law.name}: {found.facts} instances behind true facts, {found.pairs} pairs, {found.meshes} meshes"
+            )
         else:
             refusal = outcome.refusals[law.name]
             word = "FALSE" if refusal.refuted else "open "
@@ -184,12 +194,16 @@ def admit(extra: Sequence[Path | str] = (), trust: Sequence[str] = ()) -> dict[s
         if found is not None:
             levels[law.name] = found.evidence
         elif law.shipped and refuted.get(law.name, ("", ""))[0] == law.hash:
-            raise RuleError(f"the shipped law '{law.name}' was found false: it {_sentence(refuted[law.name][1])}", law.place)
+            raise RuleError(
+                f"the shipped law '{law.name}' was found false: it {_sentence(refuted[law.name][1])}", law.place
+            )
         elif law.shipped and law.name in trust:
             levels[law.name] = "assumed"
         elif law.shipped:
             changed = "has changed since it was certified" if law.name in shipped else "has no certificate"
-            raise RuleError(f"the shipped law '{law.name}' {changed}; run emerge rules check --update after review", law.place)
+            raise RuleError(
+                f"the shipped law '{law.name}' {changed}; run emerge rules check --update after review", law.place
+            )
         else:
             open_laws.append(law)
     if open_laws:

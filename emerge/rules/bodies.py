@@ -45,11 +45,13 @@ def scalar_function(kind: str, attrs: list[str], rank: int, scale: Fraction | No
         return number(attrs[k], rank)
 
     if kind in _TORCH_UNARY and not attrs:
-        return lambda x: getattr(torch, kind)(x if kind in _KEEPS_INTEGERS or x.is_floating_point() else x.to(torch.float64))
+        return lambda x: getattr(torch, kind)(
+            x if kind in _KEEPS_INTEGERS or x.is_floating_point() else x.to(torch.float64)
+        )
     if kind.endswith("c") and kind[:-1] in _COMPARE:
         return lambda x: getattr(torch, kind[:-1])(x, c())
     if kind in _COMPARE or kind in ("maximum", "minimum", "pow", "remainder", "fmod", "floor_divide", "atan2"):
-        return getattr(torch, kind)  # type: ignore[no-any-return]
+        return getattr(torch, kind)
 
     def wide(x: Any) -> Any:
         return x if x.is_floating_point() else x.to(torch.float64)

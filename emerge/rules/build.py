@@ -38,6 +38,14 @@ class Val:
     kind: str = "f"
     positive: bool = False
 
+    def arguments(self, *rest: Any) -> Callable[[bool], list[Any]]:
+        """For :meth:`Build.both`: this value, then values and plain attributes."""
+        return lambda r: [v.at(r) if isinstance(v, Val) else v for v in (self, *rest)]
+
+    def at(self, reference: bool) -> Ref:
+        """The reference's or the implementation's value."""
+        return self.ref if reference else self.imp
+
     def axes(self) -> set[str]:
         """Mesh axes in use."""
         return {a for a in self.dims if a} | set(self.partial)
@@ -51,7 +59,9 @@ class Build:
         ones: some dimensions have size 1.
     """
 
-    def __init__(self, seed: int, mesh: dict[str, int], fault_rate: float = 0.0, ones: bool = False, tag: str = "") -> None:
+    def __init__(
+        self, seed: int, mesh: dict[str, int], fault_rate: float = 0.0, ones: bool = False, tag: str = ""
+    ) -> None:
         self.rng = random.Random(seed)
         self.mesh = dict(mesh)
         self.tag = f"{tag}seed={seed} mesh={mesh}"
@@ -111,8 +121,13 @@ class Build:
     # ---- inputs -------------------------------------------------------------------------------------------------
 
     def input(
-        self, names: Sequence[str], dims: Sequence[str | None] | None = None, dtype: str = "float64",
-        low: int = 0, high: int = 0, keep: bool = True,
+        self,
+        names: Sequence[str],
+        dims: Sequence[str | None] | None = None,
+        dtype: str = "float64",
+        low: int = 0,
+        high: int = 0,
+        keep: bool = True,
     ) -> Val:
         """An input of both programs, sharded as told."""
         names, dims = tuple(names), tuple(dims or [None] * len(names))
@@ -191,3 +206,9 @@ class Build:
         fault = "; ".join(self.faults)
         return Pair(f"{self.tag} scenes={'+'.join(self.scenes)}", reference, ranks, self.mesh, self.statements,
                     self.ranges, self.masks, self.scenes, fault)  # fmt: skip
+
+
+def floats(b: Build, where: Callable[[Val], bool] = lambda v: True) -> Val | None:
+    """A random float value with a property, later ones more likely."""
+    found = [v for v in b.vals if v.kind == "f" and where(v)]
+    return found[-1 - min(int(b.rng.expovariate(0.4)), len(found) - 1)] if found else None

@@ -71,8 +71,14 @@ class Outcome:
 
 
 def certify(
-    program: Program, laws: Iterable[Law], *, seed: int = 0, count: int = 60, device: str = "cpu",
-    scenes: Sequence[str] | None = None, progress: Callable[[str], None] | None = None,
+    program: Program,
+    laws: Iterable[Law],
+    *,
+    seed: int = 0,
+    count: int = 60,
+    device: str = "cpu",
+    scenes: Sequence[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Tests laws of a program.
 
@@ -90,7 +96,9 @@ def certify(
         if law.kind != "clause":
             _certify_operators(out, program, law, seed, version, device)
         elif any(c.head.name in (*KIND_RELATIONS, *OPERATOR_RELATIONS) for c in law.clauses):
-            out.refusals[law.name] = Refusal(law.name, False, "it mixes claims about operators with other clauses; name them apart")
+            out.refusals[law.name] = Refusal(
+                law.name, False, "it mixes claims about operators with other clauses; name them apart"
+            )
     clause_laws = {law.name: law for law in targets if law.kind == "clause" and law.name not in out.refusals}
     if clause_laws:
         _certify_clauses(out, program, clause_laws, seed, count, version, device, tell, scenes)
@@ -155,7 +163,10 @@ def _certify_clauses(
     def enough() -> bool:
         # a law that never fired so far will not be waited for
         return all(
-            n in blamed or not facts[n] or (facts[n] >= MIN_FACTS and in_pairs[n] >= MIN_PAIRS and len(meshes[n]) >= MIN_MESHES) for n in laws
+            n in blamed
+            or not facts[n]
+            or (facts[n] >= MIN_FACTS and in_pairs[n] >= MIN_PAIRS and len(meshes[n]) >= MIN_MESHES)
+            for n in laws
         )
 
     for number, pair in enumerate(pairs(seed, 3 * count, scenes)):
@@ -170,10 +181,10 @@ def _certify_clauses(
             continue
         out.examined += 1
         out.facts += len(found.outcomes)
-        for law, times in found.fired.items():
-            facts[law] += times
-            in_pairs[law] += 1
-            meshes[law].add(str(sorted(pair.mesh.items())))
+        for name, times in found.fired.items():
+            facts[name] += times
+            in_pairs[name] += 1
+            meshes[name].add(str(sorted(pair.mesh.items())))
         for failure in found.failed:
             suspects = [n for n in failure.laws if n in laws]
             for name in suspects:

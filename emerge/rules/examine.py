@@ -53,8 +53,14 @@ class Examination:
 
 
 def examine(
-    pair: Pair, *, seed: int = 0, rules: Sequence[Path] = (), engine: str = "embedded", device: str = "cpu",
-    log: bool = True, program: Any = None,
+    pair: Pair,
+    *,
+    seed: int = 0,
+    rules: Sequence[Path] = (),
+    engine: str = "embedded",
+    device: str = "cpu",
+    log: bool = True,
+    program: Any = None,
 ) -> Examination:
     """Decides every derived fact of a pair.
 
@@ -101,6 +107,10 @@ def _attribute(out: Examination) -> None:
         by_head[instance.head].append(instance)
     wrong = [fact for fact, outcome in out.outcomes.items() if outcome.holds is False]
     out.fired = fired_instances([f for f, o in out.outcomes.items() if o.holds], by_head)
+    if not wrong:
+        # Laws of bookkeeping relations whose users are not logged: all they gave went into true facts.
+        every = Counter(i.clause.law for instances in by_head.values() for i in instances if i.clause.law)
+        out.fired.update({law: n for law, n in every.items() if law not in out.fired})
     roots: set[Fact] = set()
     for fact in wrong:
         steps = {step.fact: step for step in log.explain(fact).steps}

@@ -15,7 +15,14 @@ from emerge.rules.writer import Unwritable
 #: Part of the hash of every certificate; a change of what is generated makes certificates void.
 GENERATOR_VERSION = 1
 
-MESHES: tuple[dict[str, int], ...] = ({"tp": 2}, {"tp": 3}, {"tp": 5}, {"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}, {"tp": 4})
+MESHES: tuple[dict[str, int], ...] = (
+    {"tp": 2},
+    {"tp": 3},
+    {"tp": 5},
+    {"dp": 2, "tp": 3},
+    {"dp": 3, "tp": 2},
+    {"tp": 4},
+)
 
 
 def random_inputs(b: Build) -> None:

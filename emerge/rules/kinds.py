@@ -23,7 +23,11 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Spelling:
-    """One operator call: types and shapes of its operands (``float64``, ``int64``, ``bool``) and how it is written."""
+    """One operator call: types and shapes of its operands and how it is written.
+
+    Types are ``float64``, ``int64``, ``bool``, ``index`` (positions in dimension 0 of the first operand) and ``offsets``
+    (ends of groups of its rows).
+    """
 
     name: str
     dtypes: tuple[str, ...]
@@ -65,8 +69,12 @@ def _spellings() -> Iterator[Spelling]:
         yield _plain("roll", 1, [1], [1], dtype=dtype)
         yield _plain("constant_pad_nd", 1, [1, 2], 0.0, dtype=dtype)
         yield Spelling(f"cat of {dtype}", (dtype,) * 2, _same(2), lambda w, x: w.op("cat", x, 1))
-        yield Spelling(f"uneven cat of {dtype}", (dtype,) * 2, lambda a, b, c: ((a, b), (a, c)), lambda w, x: w.op("cat", x, 1))
-        yield Spelling(f"reshape of {dtype}", (dtype,), lambda a, b, c: ((6, 10),), lambda w, x: w.op("reshape", x[0], [4, 15]))
+        yield Spelling(
+            f"uneven cat of {dtype}", (dtype,) * 2, lambda a, b, c: ((a, b), (a, c)), lambda w, x: w.op("cat", x, 1)
+        )
+        yield Spelling(
+            f"reshape of {dtype}", (dtype,), lambda a, b, c: ((6, 10),), lambda w, x: w.op("reshape", x[0], [4, 15])
+        )
         yield Spelling(f"zeros under a mask of {dtype}", (dtype, "bool"), _same(2), _call("masked_fill.Scalar", 0))
     for op in ("bitwise_and.Tensor", "bitwise_or.Tensor", "logical_and", "logical_or", "add.Tensor", "mul.Tensor", "eq.Tensor",
                "ne.Tensor", "maximum"):  # fmt: skip
@@ -90,39 +98,46 @@ def _spellings() -> Iterator[Spelling]:
     yield Spelling("where(mask, 0, x)", ("float64", "bool"), _same(2),
                    lambda w, x: w.op("where.self", x[1], w.op("zeros_like", x[0]), x[0]))  # fmt: skip
     yield Spelling("where", ("bool", "float64", "float64"), _same(3), _call("where.self"))
+    yield Spelling("embedding", ("float64", "index"), lambda a, b, c: ((a, b), (c,)), _call("embedding"))
+    yield Spelling("grouped_mm", ("float64", "float64", "offsets"), lambda a, b, c: ((a, b), (3, b, c), (3,)),
+                   lambda w, x: w.op("_grouped_mm", x[0], x[1], x[2]))  # fmt: skip
     yield Spelling("mm", ("float64",) * 2, lambda a, b, c: ((a, b), (b, c)), _call("mm"))
     yield Spelling("matmul with a vector", ("float64",) * 2, lambda a, b, c: ((a, b), (b,)), _call("matmul"))
     yield Spelling("bmm", ("float64",) * 2, lambda a, b, c: ((2, a, b), (2, b, c)), _call("bmm"))
 
 
+_STORED = {"index": "int64", "offsets": "int32"}
+
+
 @dataclass
 class OneOp:
-    """A spelling as a graph: operands in the order of the lowered operator.
+    """A spelling as a graph.
 
     Attributes:
-        kind: of the operator that makes the result. order: operand of the spelling at each lowered position.
+        kind: of the operator that makes the result. order: operand of the spelling at each operand position of that
+            operator; None where it is made from the operands (the one-hot form of an index).
     """
 
     spelling: Spelling
     kind: str
-    order: tuple[int, ...]
+    order: tuple[int | None, ...]
     graph: Graph
 
     def run(self, operands: list[Any]) -> Any:
-        """The result on operands in lowered order."""
+        """The result on operands in the order of the spelling."""
         from emerge.execute.lockstep import run_sequential
 
-        inputs = {f"x{self.order[k]}": v for k, v in enumerate(operands)}
         name = self.graph.outputs[0]
         assert name is not None
-        return run_sequential(self.graph, inputs)[name]
+        return run_sequential(self.graph, {f"x{k}": v for k, v in enumerate(operands)})[name]
 
 
 def one_op(spelling: Spelling, sizes: tuple[int, int, int]) -> OneOp | None:
-    """The graph of a spelling, None when its result is not one operator on exactly its operands."""
+    """The graph of a spelling, None when it cannot be written or its result has no operator."""
     w = Writer("one")
+    shapes = spelling.shapes(*sizes)
     try:
-        refs = [w.input(f"x{k}", s, t) for k, (s, t) in enumerate(zip(spelling.shapes(*sizes), spelling.dtypes))]
+        refs = [w.input(f"x{k}", s, _STORED.get(t, t)) for k, (s, t) in enumerate(zip(shapes, spelling.dtypes))]
         out = spelling.write(w, refs)
     except Unwritable:
         return None
@@ -139,9 +154,7 @@ def one_op(spelling: Spelling, sizes: tuple[int, int, int]) -> OneOp | None:
         return None
     made = low.made_by[result.id]
     inputs = {low.input_ids[r.name]: k for k, r in enumerate(refs)}
-    if any(a.id not in inputs for a in made.args) or len(made.args) != len(refs):
-        return None
-    return OneOp(spelling, made.kind, tuple(inputs[a.id] for a in made.args), graph)
+    return OneOp(spelling, made.kind, tuple(inputs.get(a.id) for a in made.args), graph)
 
 
 def spellings_of(kind: str) -> list[Spelling]:
@@ -164,13 +177,20 @@ class Finding:
     counterexample: str = ""
 
 
-def _draw(dtype: str, shape: tuple[int, ...], generator: Any) -> Any:
+def _draw(dtype: str, shapes: Shapes, k: int, generator: Any) -> Any:
     import torch
 
+    shape = shapes[k]
     if dtype == "bool":
         return torch.rand(shape, generator=generator) < 0.5
     if dtype == "int64":
         return torch.randint(-9, 10, shape, generator=generator)
+    if dtype == "index":
+        return torch.randint(0, shapes[0][0], shape, generator=generator)
+    if dtype == "offsets":
+        ends = torch.randint(0, shapes[0][0] + 1, shape, generator=generator).sort().values
+        ends[-1] = shapes[0][0]
+        return ends.to(torch.int32)
     return torch.randn(shape, generator=generator, dtype=torch.float64) * 2
 
 
@@ -179,25 +199,23 @@ def check_kind(relation: str, kind: str, second: int | str | None, seed: int, sa
     import torch
 
     claim = f"{relation}({kind}{'' if second is None else f', {second}'})"
-    mask = second if isinstance(second, int) else None
     extrema = (second,) if isinstance(second, str) else ("max", "min")
     count = 0
     found = spellings_of(kind)
     for spelling in found:
         for k in range(samples):
             generator = torch.Generator().manual_seed(seed * 1009 + k)
-            made = one_op(spelling, ((3, 4, 5), (2, 5, 3), (5, 4, 7))[k % 3])
+            sizes = ((3, 4, 5), (2, 5, 3), (5, 4, 7))[k % 3]
+            made = one_op(spelling, sizes)
             if made is None:
                 continue
-            shapes = spelling.shapes(*((3, 4, 5), (2, 5, 3), (5, 4, 7))[k % 3])
-
-            def draw(made: OneOp = made, shapes: Shapes = shapes, generator: Any = generator) -> list[Any]:
-                return [_draw(made.spelling.dtypes[i], shapes[i], generator) for i in made.order]
-
-            used = 1 if relation == "extremum_of" else (1 << len(made.order)) - 1 if mask is None else mask
-            if used >> len(made.order):
+            shapes = spelling.shapes(*sizes)
+            first, other = ([_draw(t, shapes, i, generator) for i, t in enumerate(spelling.dtypes)] for _ in range(2))
+            mask = 1 if relation == "extremum_of" else second if isinstance(second, int) else (1 << len(made.order)) - 1
+            held = {j for position, j in enumerate(made.order) if mask >> position & 1}
+            if mask >> len(made.order) or None in held:
                 continue
-            wrong = _violation(relation, made, used, draw, extrema)
+            wrong = _violation(relation, made, held, first, other, extrema)
             count += 1
             if wrong:
                 return Finding(claim, len(found), count, f"{spelling.name}: {wrong}")
@@ -205,27 +223,26 @@ def check_kind(relation: str, kind: str, second: int | str | None, seed: int, sa
 
 
 def _violation(
-    relation: str, made: OneOp, mask: int, draw: Callable[[], list[Any]], extrema: tuple[str, ...]
+    relation: str, made: OneOp, held: set[int | None], x: list[Any], y: list[Any], extrema: tuple[str, ...]
 ) -> str:
-    """A counterexample in words, "" when the sample agrees."""
+    """A counterexample in words, "" when the sample agrees; operands that are not ``held`` keep the values of ``x``."""
     import torch
 
-    x, y = draw(), draw()
-    held = [bool(mask >> k & 1) for k in range(len(x))]
-    other = [b if h else a for a, b, h in zip(x, y, held)]
+    other = [b if k in held else a for k, (a, b) in enumerate(zip(x, y))]
     if relation == "commutative":
         if len(x) != 2 or x[0].shape != x[1].shape or x[0].dtype != x[1].dtype:
             return ""
         return _difference("f(x, y) against f(y, x)", made.run(x), made.run(x[::-1]))
     if relation in ("linear_in", "linear_all"):
-        if any(h and not v.is_floating_point() and v.dtype == torch.bool for v, h in zip(x, held)):
+        if any(x[k].dtype == torch.bool for k in held if k is not None):
             return ""
-        total = [a + b if h else a for a, b, h in zip(x, y, held)]
+        total = [a + b if k in held else a for k, (a, b) in enumerate(zip(x, y))]
         return _difference("f(x + y) against f(x) + f(y)", made.run(total), made.run(x) + made.run(other))
     for name in extrema:
         combine = torch.maximum if name == "max" else torch.minimum
-        both = [combine(a, b) if h else a for a, b, h in zip(x, y, held)]
-        wrong = _difference(f"f({name}(x, y)) against {name}(f(x), f(y))", made.run(both), combine(made.run(x), made.run(other)))
+        both = [combine(a, b) if k in held else a for k, (a, b) in enumerate(zip(x, y))]
+        left, right = made.run(both), combine(made.run(x), made.run(other))
+        wrong = _difference(f"f({name}(x, y)) against {name}(f(x), f(y))", left, right)
         if wrong:
             return wrong
     return ""

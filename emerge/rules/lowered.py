@@ -43,7 +43,7 @@ class Lowered:
 
     def __init__(self, base: FactBase) -> None:
         facts = base.facts
-        self.side = {v: s for v, s in facts["value"]}
+        self.side: dict[int, int] = dict(facts["value"])
         dims: dict[int, dict[int, int]] = defaultdict(dict)
         for x, d, n in facts["extent"]:
             dims[x][d] = n
@@ -74,7 +74,7 @@ class Lowered:
             )  # fmt: skip
             if o in native:
                 self.native[v] = o
-        self.layout = {v: a for v, a in facts["layout"]}
+        self.layout: dict[int, int] = dict(facts["layout"])
         self.layout_ties: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         for v, dv, ov, _, da, oa, n in facts["layout_tie"]:
             self.layout_ties[v].append((dv, ov, da, oa, n))

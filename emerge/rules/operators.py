@@ -160,11 +160,11 @@ class Runner:
         output = s.signature.output
         kind = TensorType("float64", _shape(s.result, s.sizes))
         if self.kernel is not None:
-            kwargs = {n: Ref(n) for n in self.kernel[0] if n in names}
+            kwargs: dict[str, Any] = {n: Ref(n) for n in self.kernel[0] if n in names}
             kwargs.update({n: rest[n] for n in self.kernel[0] if n in rest})
             node = Node("call", "auto_functionalized", [self.op], kwargs, is_tuple=True, elements={output: kind})
         else:
-            position = [Ref(n) for n, (given, _) in zip(names, s.operands) if not given]
+            position: list[Any] = [Ref(n) for n, (given, _) in zip(names, s.operands) if not given]
             named = {n: Ref(n) for n, (given, _) in zip(names, s.operands) if given}
             several = any(x.output != 0 for x in self.signatures)
             node = Node("call", self.op, position, {**named, **rest})
@@ -208,8 +208,12 @@ def check_signature(signature: Signature, others: list[Signature], seed: int) ->
         except EmergeError as exc:
             raise NotExecutable(f"{signature.op} cannot be executed: {exc}") from exc
         if tuple(whole.shape) != _shape(s.result, s.sizes):
-            return f"the result has shape {list(whole.shape)} where the signature says {list(_shape(s.result, s.sizes))}"
-        wrong = _compare(whole, runner(s, _scrambled(s, operands, generator), attributes), "an operand said not to be read is read")
+            return (
+                f"the result has shape {list(whole.shape)} where the signature says {list(_shape(s.result, s.sizes))}"
+            )
+        wrong = _compare(
+            whole, runner(s, _scrambled(s, operands, generator), attributes), "an operand said not to be read is read"
+        )
         if wrong:
             return wrong
         for axis in s.sizes:
@@ -227,7 +231,9 @@ def _operands(s: Setup, runner: Runner, generator: Any) -> list[Any]:
     for k, (name, dims) in enumerate(s.operands):
         shape = runner.unread_shape(s, k) if dims is None else _shape(dims, s.sizes)
         if dims is not None and _index_operand(name):
-            rows = min((s.sizes[d[0][0]] for d in tables if len(d) == 2 and s.signature.roles.get(d[0][0]) == "o"), default=2)
+            rows = min(
+                (s.sizes[d[0][0]] for d in tables if len(d) == 2 and s.signature.roles.get(d[0][0]) == "o"), default=2
+            )
             out.append(torch.randint(0, rows, shape, generator=generator))
         else:
             out.append(torch.randn(shape, generator=generator, dtype=torch.float64))

@@ -45,7 +45,11 @@ class Pair:
     def problem(self, outputs: Sequence[Statement] = ()) -> Problem:
         """The pair as a derivation problem."""
         return Problem(
-            zip_families([self.reference]), zip_families(self.ranks), Mesh(self.mesh), list(self.statements), list(outputs)
+            zip_families([self.reference]),
+            zip_families(self.ranks),
+            Mesh(self.mesh),
+            list(self.statements),
+            list(outputs),
         )
 
 
@@ -134,7 +138,9 @@ def execute(pair: Pair, seed: int = 0, device: str = "cpu") -> Executed:
             target.copy_(local_value(statement, whole, target.shape, rank, mesh))
     try:
         left = run_sequential(pair.reference, given, options=_options(pair, None, device), keep="all")
-        right = run_ranks(pair.ranks, inputs, options=[_options(pair, r, device) for r in range(len(pair.ranks))], keep="all")
+        right = run_ranks(
+            pair.ranks, inputs, options=[_options(pair, r, device) for r in range(len(pair.ranks))], keep="all"
+        )
     except EmergeError as exc:
         raise Unusable(f"{pair.name} cannot be executed: {exc}") from exc
     return Executed({1: [left], 2: right})

@@ -23,7 +23,9 @@ class Scene:
 SCENES: dict[str, Scene] = {}
 
 
-def scene(name: str, fits: Callable[[dict[str, int]], bool] | None = None) -> Callable[[Callable[[Build], None]], Callable[[Build], None]]:
+def scene(
+    name: str, fits: Callable[[dict[str, int]], bool] | None = None
+) -> Callable[[Callable[[Build], None]], Callable[[Build], None]]:
     """Registers a scene."""
 
     def register(function: Callable[[Build], None]) -> Callable[[Build], None]:

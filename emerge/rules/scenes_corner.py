@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from emerge.graph.model import DType
 from emerge.rules.build import Build, Val
 from emerge.rules.scenes import scene
 from emerge.rules.writer import Writer
@@ -33,11 +34,8 @@ def partial_maximum(b: Build) -> None:
             b.keep(Val(f[0], b.imp.all_reduce(f[1], axis, how), ("t",), (None,)))
     for name in ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum", "minimum"):
         for flip in (False, True):
-            def args(r: bool, flip: bool = flip) -> list[object]:
-                pair = [v.ref if r else v.imp, bias.ref if r else bias.imp]
-                return pair[::-1] if flip else pair
-
-            f = b.both(name, args)
+            first, second = (bias, v) if flip else (v, bias)
+            f = b.both(name, first.arguments(second))
             b.keep(Val(f[0], b.imp.all_reduce(f[1], axis, how if how != "prod" else "sum"), ("t",), (None,)))
 
 
@@ -70,14 +68,15 @@ def partial_sums(b: Build) -> None:
         ("amax", lambda r: [p(r), [1], True]), ("slice.Tensor", lambda r: [p(r), 1, 1, b.sizes["h"]]),
         ("flip", lambda r: [p(r), [1]]), ("tril", lambda r: [p(r)]), ("constant_pad_nd", lambda r: [p(r), [1, 2], 0.0]),
         ("constant_pad_nd", lambda r: [p(r), [1, 2], 1.0]), ("cat", lambda r: [[p(r), p(r)], 1]), ("cat", lambda r: [[p(r), q(r)], 1]),
-        ("roll", lambda r: [p(r), [1], [1]]), ("addcmul", lambda r: [p(r), q(r), q(r)]), ("clamp", lambda r: [p(r), -0.5, 0.5]),
+        ("roll", lambda r: [p(r), [1], [1]]), ("addcmul", lambda r: [p(r), q(r), q(r)]),
+        ("clamp", lambda r: [p(r), -0.5, 0.5]),
         ("reshape", lambda r: [p(r), [b.sizes["h"], b.sizes["t"]]]), ("pow.Tensor_Scalar", lambda r: [p(r), 2]),
         ("topk", None), ("lerp.Scalar", lambda r: [p(r), q(r), 0.3]), ("maximum", lambda r: [p(r), q(r)]),
         ("rsub.Scalar", lambda r: [p(r), 1.0]), ("repeat", lambda r: [p(r), [2, 1]]), ("sort", None),
     ]  # fmt: skip
     for name, args in b.rng.sample(tried, 14):
         if args is None:
-            out = b.both(name, lambda r, name=name: [p(r), *([2] if name == "topk" else []), 1])
+            out = b.both(name, Val(*part, (), ()).arguments(*([2] if name == "topk" else []), 1))
             out = (b.reference.item(out[0], 0), b.imp.item(out[1], 0))
         else:
             out = b.both(name, args)
@@ -93,29 +92,19 @@ def integer_partials(b: Build) -> None:
     x = b.input(["t", "v"], [None, axis], dtype="int64", high=50, keep=False)
     y = b.input(["t"], dtype="int64", high=50, keep=False)
     for op, how in (("sum.dim_IntList", "sum"), ("amax", "max"), ("amin", "min")):
-        part = b.both(op, lambda r: [x.ref if r else x.imp, [1]])
-        for name, alpha in (("add.Tensor", 1), ("sub.Tensor", 1), ("add.Tensor", 2), ("sub.Tensor", 2), ("add.Tensor", -3)):
-            for flip in (False, True):
-                def args(r: bool, flip: bool = flip) -> list[object]:
-                    pair = [part[0 if r else 1], y.ref if r else y.imp]
-                    return pair[::-1] if flip else pair
-
-                out = b.both(name, args, alpha=alpha)
-                b.imp.all_reduce(out[1], axis, how)
-        more = b.both("mul.Tensor", lambda r: [part[0 if r else 1], -2])
-        b.imp.all_reduce(more[1], axis, how)
-        more = b.both("div.Tensor", lambda r: [part[0 if r else 1], 3])
-        b.imp.all_reduce(more[1], axis, how)
-        more = b.both("div.Tensor_mode", lambda r: [part[0 if r else 1], 3], rounding_mode="floor")
-        b.imp.all_reduce(more[1], axis, how)
-        more = b.both("_to_copy", lambda r: [part[0 if r else 1]], dtype=_type("float64"))
-        b.imp.all_reduce(more[1], axis, how)
-
-
-def _type(name: str) -> object:
-    from emerge.graph.model import DType
-
-    return DType(name)
+        part = Val(*b.both(op, x.arguments([1])), ("t",), (None,), (axis,), how)
+        made = []
+        for name, alpha in (
+            ("add.Tensor", 1), ("sub.Tensor", 1), ("add.Tensor", 2), ("sub.Tensor", 2), ("add.Tensor", -3),
+        ):  # fmt: skip
+            for first, second in ((part, y), (y, part)):
+                made.append(b.both(name, first.arguments(second), alpha=alpha))
+        made.append(b.both("mul.Tensor", part.arguments(-2)))
+        made.append(b.both("div.Tensor", part.arguments(3)))
+        made.append(b.both("div.Tensor_mode", part.arguments(3), rounding_mode="floor"))
+        made.append(b.both("_to_copy", part.arguments(), dtype=DType("float64")))
+        for _, imp in made:
+            b.imp.all_reduce(imp, axis, how)
 
 
 @scene("masked infinities")
@@ -140,8 +129,23 @@ def infinities(b: Build) -> None:
     top = b.both("amax", lambda r: [low[0 if r else 1], [1]])
     b.keep(Val(top[0], b.imp.all_reduce(top[1], axis, "max"), ("t",), (None,)))
     w = b.input(["v", "h"], [axis, None], keep=False)
-    masked = b.both("masked_fill.Scalar", lambda r: [w.ref if r else w.imp, b.both("gt.Scalar", lambda q: [w.ref if q else w.imp, 1.0])[0 if r else 1], float("inf")])
-    b.keep(Val(*b.both("mm", lambda r: [v.ref if r else v.imp, masked[0 if r else 1]]), ("t", "h"), (None, None), (axis,), "sum"))
+    masked = b.both(
+        "masked_fill.Scalar",
+        lambda r: [
+            w.ref if r else w.imp,
+            b.both("gt.Scalar", lambda q: [w.ref if q else w.imp, 1.0])[0 if r else 1],
+            float("inf"),
+        ],
+    )
+    b.keep(
+        Val(
+            *b.both("mm", lambda r: [v.ref if r else v.imp, masked[0 if r else 1]]),
+            ("t", "h"),
+            (None, None),
+            (axis,),
+            "sum",
+        )
+    )
 
 
 @scene("copies and sizes of one")
@@ -150,10 +154,13 @@ def copies(b: Build) -> None:
     b.dim("t"), b.dim("e")
     b.sizes["one"] = 1
     x = b.input(["t", "one"])
-    wide = b.both("expand", lambda r: [x.ref if r else x.imp, [b.sizes["t"], b.sizes["e"] if r or not b.fault("not expanded") else 1]])
+    wide = b.both(
+        "expand",
+        lambda r: [x.ref if r else x.imp, [b.sizes["t"], b.sizes["e"] if r or not b.fault("not expanded") else 1]],
+    )
     for op, more in (("_softmax", [1, False]), ("cumsum", [1]), ("sum.dim_IntList", [[1]]), ("mean.dim", [[1]]),
                      ("amax", [[1]]), ("prod.dim_int", [1]), ("_log_softmax", [1, False])):  # fmt: skip
-        b.both(op, lambda r: [wide[0 if r else 1], *more])
+        b.both(op, Val(*wide, (), ()).arguments(*more))
     soft = b.both("_softmax", lambda r: [x.ref if r else x.imp, 1, False])
     b.keep(Val(*soft, ("t", "one"), (None, None)))
 
@@ -168,10 +175,10 @@ def square(b: Build) -> None:
     x, y = b.input(["n", "m"], dims), b.input(["n", "m"], dims)
     swap = b.fault("two equally shaped operands exchanged")
     for name in ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum"):
-        t = b.both("t", lambda r: [x.ref if r else x.imp])
+        turned = Val(*b.both("t", x.arguments()), ("m", "n"), dims[::-1])
         if dims == (None, None):
-            b.both(name, lambda r: [x.ref if r else x.imp, t[0 if r else 1]])
-            b.both("mm", lambda r: [x.ref if r else x.imp, t[0 if r else 1]])
+            b.both(name, x.arguments(turned))
+            b.both("mm", x.arguments(turned))
         ref = b.reference.op(name, x.ref, y.ref)
         imp = b.imp.op(name, *((y.imp, x.imp) if swap else (x.imp, y.imp)))
         b.keep(Val(ref, imp, ("n", "m"), dims))
@@ -183,14 +190,17 @@ def square(b: Build) -> None:
         b.reference.op("add.Tensor", x.ref, t[0]), b.imp.op("add.Tensor", full, t[1])
     w = b.input(["n", "m"], [axis, None])
     v = b.input(["n", "m"], [None, axis])
-    b.reference.op("add.Tensor", w.ref, v.ref), b.imp.op("view", b.imp.op("mm", b.imp.op("t", w.imp), b.imp.op("t", v.imp)), [-1])
+    (
+        b.reference.op("add.Tensor", w.ref, v.ref),
+        b.imp.op("view", b.imp.op("mm", b.imp.op("t", w.imp), b.imp.op("t", v.imp)), [-1]),
+    )
     b.reference.op("mm", w.ref, v.ref), b.imp.op("mm", w.imp, v.imp)
     b.reference.op("mm", v.ref, w.ref), b.imp.op("mm", v.imp, w.imp)
 
 
 @scene("negative index")
 def negative(b: Build) -> None:
-    """Indices that count from the end (the assumption ``index_range`` excludes them; a masked index must not have them)."""
+    """Indices that count from the end: ``index_range`` excludes them, and a masked index must not have them."""
     axis = b.axis()
     b.dim("t"), b.dim("v", [axis]), b.dim("h")
     ids = b.input(["t"], dtype="int64", high=b.sizes["v"], keep=False)
@@ -230,10 +240,12 @@ def collectives(b: Build) -> None:
     world = b.imp.ranks
     b.sizes.update({"n": 2 * world * world, "m": 3 * world})
     a, z = axes[0], axes[-1]
-    values = [b.input(["n", "m"], d, keep=False) for d in ((None, None), (a, None), (None, z), (a, z if z != a else None))]
+    values = [
+        b.input(["n", "m"], d, keep=False) for d in ((None, None), (a, None), (None, z), (a, z if z != a else None))
+    ]
     for how, op in (("sum", "sum.dim_IntList"), ("max", "amax"), ("min", "amin")):
         x = b.input(["n", "m", "k"] if "k" in b.sizes else ["n", "m", b.dim("k", [z])], [None, None, z], keep=False)
-        part = b.both(op, lambda r, x=x: [x.ref if r else x.imp, [2]])
+        part = b.both(op, x.arguments([2]))
         values.append(Val(*part, ("n", "m"), (None, None), (z,), how))
     w = b.imp
     # one group: shards of different sizes along one dimension have no common atomic axes
@@ -257,8 +269,8 @@ def _all_collectives(b: Build, w: Writer, v: Val, group: str) -> None:
         w.all_to_all(v.imp, group)
     ranks = [w.at(r, group) if group != "world" else r for r in range(world)]
     if m % k == 0:
-        first = b.per_rank(lambda r, ranks=ranks, s=m // k: ranks[r] * s)
-        w.op("slice.Tensor", v.imp, 1, first, b.per_rank(lambda r, first=first, s=m // k: first.values[r] + s))
+        first = b.per_rank(lambda r: ranks[r] * (m // k))
+        w.op("slice.Tensor", v.imp, 1, first, b.per_rank(lambda r: first.values[r] + m // k))
     w.broadcast(v.imp, "world", 0)
     w.op("mul.Tensor", v.imp, b.per_rank(lambda r: 1.0 if r == 0 else 0.0))
     w.op("div.Tensor", v.imp, float(world))
@@ -270,7 +282,13 @@ def whole_over_shard(b: Build) -> None:
     axis = b.axis()
     b.dim("t"), b.dim("h", [axis])
     x = b.input(["t", "h"], [None, axis])
-    for op, more in (("_softmax", [1, False]), ("_log_softmax", [1, False]), ("cumsum", [1]), ("flip", [[1]]), ("cumprod", [1])):
+    for op, more in (
+        ("_softmax", [1, False]),
+        ("_log_softmax", [1, False]),
+        ("cumsum", [1]),
+        ("flip", [[1]]),
+        ("cumprod", [1]),
+    ):
         b.map(op, x, *more)
     weight = b.input(["h"], [axis], keep=False)
     for k in range(2):

@@ -137,7 +137,13 @@ def gather(b: Build) -> None:
     b.keep(Val(ref, b.imp.all_reduce(out, axis), ("t", "j"), (None, None)))
     y = b.input(["t", "h2"] if "h2" in b.sizes else ["t", b.dim("h2")], keep=False)
     near = b.input(["t", "j"], dtype="int64", high=b.sizes["h2"], keep=False)
-    b.keep(Val(*b.both("gather", lambda r: [y.ref if r else y.imp, 1, near.ref if r else near.imp]), ("t", "j"), (None, None)))
+    b.keep(
+        Val(
+            *b.both("gather", lambda r: [y.ref if r else y.imp, 1, near.ref if r else near.imp]),
+            ("t", "j"),
+            (None, None),
+        )
+    )
 
 
 @scene("sharded tokens look-up")
@@ -150,13 +156,21 @@ def sharded_tokens(b: Build) -> None:
     ids = b.input(["s"], [axes[0]], dtype="int64", high=total, keep=False)
     if len(axes) == 1:
         table = b.input(["v", "h"], keep=False)
-        b.keep(Val(*b.both("embedding", lambda r: [table.ref if r else table.imp, ids.ref if r else ids.imp]), ("s", "h"), (axes[0], None)))
+        b.keep(
+            Val(
+                *b.both("embedding", lambda r: [table.ref if r else table.imp, ids.ref if r else ids.imp]),
+                ("s", "h"),
+                (axes[0], None),
+            )
+        )
         return
     table = b.input(["v", "h"], [axes[1], None], keep=False)
     low, high = bounds(b, axes[1], total // b.mesh[axes[1]])
     index, outside = masked_index(b, b.imp, ids.imp, low, high, b.pick(STYLES), total)
     ref = b.reference.op("embedding", table.ref, ids.ref)
-    out = b.imp.op("masked_fill.Scalar", b.imp.op("embedding", table.imp, index), b.imp.op("unsqueeze", outside, -1), 0.0)
+    out = b.imp.op(
+        "masked_fill.Scalar", b.imp.op("embedding", table.imp, index), b.imp.op("unsqueeze", outside, -1), 0.0
+    )
     group = axes[0] if b.fault("all-reduce over another group") else axes[1]
     b.keep(Val(ref, out, ("s", "h"), (axes[0], None), (axes[1],), "sum"))
     b.keep(Val(ref, b.imp.all_reduce(out, group), ("s", "h"), (axes[0], None)))
@@ -183,10 +197,18 @@ def positions(b: Build) -> None:
     cast = b.both("_to_copy", lambda r: [pos.ref if r else pos.imp], dtype=_float())
     v = b.keep(Val(*cast, ("s",), (axis,)))
     x = b.input(["h", "s"], [None, axis])
-    b.keep(Val(*b.both("mul.Tensor", lambda r: [x.ref if r else x.imp, v.ref if r else v.imp]), ("h", "s"), (None, axis)))
+    b.keep(
+        Val(*b.both("mul.Tensor", lambda r: [x.ref if r else x.imp, v.ref if r else v.imp]), ("h", "s"), (None, axis))
+    )
     b.map("cos", v)
     seen = b.both("lt.Scalar", lambda r: [pos.ref if r else pos.imp, start + n // 2])
-    b.keep(Val(*b.both("masked_fill.Scalar", lambda r: [x.ref if r else x.imp, seen[0 if r else 1], -2.0]), ("h", "s"), (None, axis)))
+    b.keep(
+        Val(
+            *b.both("masked_fill.Scalar", lambda r: [x.ref if r else x.imp, seen[0 if r else 1], -2.0]),
+            ("h", "s"),
+            (None, axis),
+        )
+    )
     whole_axis = b.both("arange", lambda r: [b.sizes["h"]])
     b.keep(Val(*whole_axis, ("h",), (None,), kind="i"))
 
@@ -223,7 +245,24 @@ def _arithmetic_step(b: Build, w: Writer, values: list[tuple[Ref, str]], axis: s
 
     x, kx = b.pick(values)
     y, ky = b.pick(values)
-    kind = b.pick(["add", "sub", "mul", "compare", "logic", "not", "keep", "fill", "add2", "sub2", "alpha", "big", "booladd", "cast"])
+    kind = b.pick(
+        [
+            "add",
+            "sub",
+            "mul",
+            "compare",
+            "logic",
+            "not",
+            "keep",
+            "fill",
+            "add2",
+            "sub2",
+            "alpha",
+            "big",
+            "booladd",
+            "cast",
+        ]
+    )
     try:
         if kind in ("add", "sub") and kx == "i":
             out = (w.op(f"{kind}.Tensor", x, constant()), "i")
@@ -271,4 +310,6 @@ def one_hot(b: Build) -> None:
     cast = b.both("_to_copy", lambda r: [v.ref if r else v.imp], dtype=_float())
     f = b.keep(Val(*cast, ("s", "v"), (axis, None)))
     table = b.input(["v", "h"], keep=False)
-    b.keep(Val(*b.both("mm", lambda r: [f.ref if r else f.imp, table.ref if r else table.imp]), ("s", "h"), (axis, None)))
+    b.keep(
+        Val(*b.both("mm", lambda r: [f.ref if r else f.imp, table.ref if r else table.imp]), ("s", "h"), (axis, None))
+    )

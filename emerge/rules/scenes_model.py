@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from emerge.graph.model import DType, Ref, TensorType
 from emerge.relate.statement import Piece, Statement
 from emerge.rules.build import Build, Val
@@ -20,7 +22,7 @@ def dropout(b: Build) -> None:
     y = b.input(["b", "h"])
     for v in (x, y):
         b.masks.append(v.dims)
-        out = b.both("native_dropout", lambda r, v=v: [v.ref if r else v.imp, 0.4, True])
+        out = b.both("native_dropout", v.arguments(0.4, True))
         b.keep(b.like(v, b.reference.item(out[0], 0), b.imp.item(out[1], 0)))
         if b.rng.random() < 0.5:
             b.reference.item(out[0], 1), b.imp.item(out[1], 1)
@@ -48,7 +50,7 @@ def attention(b: Build) -> None:
     b.sizes["h"] = 2 * k * group
     q = b.input(["b", "h", "s", "d"], [None, axis, None, None], keep=False)
     kv = [b.input(["b", "g", "s", "d"], [None, axis, None, None], keep=False) for _ in range(2)]
-    args = {"dropout_p": 0.0, "is_causal": b.rng.random() < 0.4}
+    args: dict[str, Any] = {"dropout_p": 0.0, "is_causal": b.rng.random() < 0.4}
     operands = [q, *kv]
     if not args["is_causal"] and b.rng.random() < 0.5:
         operands.append(b.input(["s", "s"], keep=False))
@@ -79,12 +81,18 @@ def attention_written(b: Build) -> None:
     if b.rng.random() < 0.5:
         score = b.both("bmm", lambda r: [q.ref if r else q.imp, kt[0 if r else 1]])
     else:
-        empty = b.both("empty.memory_format", lambda r: [list(b.shape(["h", "s", "s"]) if r else b.local(["h", "s", "s"], [axis, None, None]))],
+        scores, placed_as = ["h", "s", "s"], [axis, None, None]
+        empty = b.both("empty.memory_format", lambda r: [list(b.shape(scores) if r else b.local(scores, placed_as))],
                        result=None)  # fmt: skip
-        score = b.both("baddbmm", lambda r: [empty[0 if r else 1], q.ref if r else q.imp, kt[0 if r else 1]], beta=0.0, alpha=0.5)
+        score = b.both(
+            "baddbmm", lambda r: [empty[0 if r else 1], q.ref if r else q.imp, kt[0 if r else 1]], beta=0.0, alpha=0.5
+        )
     s = b.keep(Val(*score, ("h", "s", "s"), (axis, None, None)))
     masked = b.both("masked_fill.Scalar", lambda r: [s.ref if r else s.imp, mask[0 if r else 1], float("-inf")])
-    soft = b.both("_softmax", lambda r: [masked[0 if r else 1], -1 if r or not b.fault("softmax over another dimension") else -2, False])
+    soft = b.both(
+        "_softmax",
+        lambda r: [masked[0 if r else 1], -1 if r or not b.fault("softmax over another dimension") else -2, False],
+    )
     p = b.keep(Val(*soft, ("h", "s", "s"), (axis, None, None)))
     out = b.both("bmm", lambda r: [p.ref if r else p.imp, v.ref if r else v.imp])
     b.keep(Val(*out, ("h", "s", "d"), (axis, None, None)))
@@ -104,20 +112,21 @@ def kernels(b: Build) -> None:
         kind = TensorType("float64", writer.shape(source))
         result = writer.op("empty_like", source)
         node = writer.op("auto_functionalized", "_C.rms_norm.default", elements={1: kind},
-                         **{"result": result, "input": source, "weight": weight, "epsilon": 1e-5})  # fmt: skip
+                         result=result, input=source, weight=weight, epsilon=1e-5)  # fmt: skip
         return writer.item(node, 1)
 
     def fused(writer: Writer, source: Ref, residual: Ref, weight: Ref) -> tuple[Ref, Ref]:
         kind = TensorType("float64", writer.shape(source))
         node = writer.op("auto_functionalized", "_C.fused_add_rms_norm.default", elements={1: kind, 2: kind},
-                         **{"input": source, "residual": residual, "weight": weight, "epsilon": 1e-5})  # fmt: skip
+                         input=source, residual=residual, weight=weight, epsilon=1e-5)  # fmt: skip
         return writer.item(node, 1), writer.item(node, 2)
 
     def gate(writer: Writer, source: Ref) -> Ref:
         t, f = writer.shape(source)
+        half = TensorType("float64", (t, f // 2))
         out = writer.op("empty_like", writer.op("slice.Tensor", source, 1, 0, f // 2))
-        node = writer.op("auto_functionalized", "_C.silu_and_mul.default", elements={1: TensorType("float64", (t, f // 2))},
-                         **{"out": out, "input": source})  # fmt: skip
+        node = writer.op("auto_functionalized", "_C.silu_and_mul.default", elements={1: half},
+                         out=out, input=source)  # fmt: skip
         return writer.item(node, 1)
 
     b.keep(Val(norm(b.reference, x.ref, w.ref), norm(b.imp, x.imp, w.imp), ("t", "h"), dims))
@@ -150,14 +159,14 @@ def kernel_partial(b: Build) -> None:
     parts = []
     for _ in range(2):
         x, w = b.input(["t", "k"], [None, axis], keep=False), b.input(["k", "h"], [axis, None], keep=False)
-        parts.append(b.both("mm", lambda r, x=x, w=w: [x.ref if r else x.imp, w.ref if r else w.imp]))
+        parts.append(b.both("mm", x.arguments(w)))
     weight = b.input(["h"], keep=False)
     out = []
     for k, writer in enumerate((b.reference, b.imp)):
         kind = TensorType("float64", writer.shape(parts[0][k]))
         node = writer.op("auto_functionalized", "_C.fused_add_rms_norm.default", elements={1: kind, 2: kind},
-                         **{"input": parts[0][k], "residual": parts[1][k], "weight": (weight.ref, weight.imp)[k],
-                                  "epsilon": 1e-5})  # fmt: skip
+                         input=parts[0][k], residual=parts[1][k], weight=(weight.ref, weight.imp)[k],
+                         epsilon=1e-5)  # fmt: skip
         out.append((writer.item(node, 1), writer.item(node, 2)))
     b.keep(Val(out[0][1], out[1][1], ("t", "h"), (None, None), (axis,), "sum"))
     b.keep(Val(out[0][1], b.imp.all_reduce(out[1][1], axis), ("t", "h"), (None, None)))
@@ -194,9 +203,8 @@ def fused_projection(b: Build) -> None:
         b.sizes[f"q{i}"] = p
         b.keep(Val(b.reference.item(cut[0], i), b.imp.item(cut[1], i), ("t", f"q{i}"), (None, axis)))
     if b.rng.random() < 0.4:
-        back = (b.reference.op("cat", [b.reference.item(cut[0], i) for i in range(3)], 1),
-                b.imp.op("cat", [b.imp.item(cut[1], i) for i in range(3)], 1))  # fmt: skip
-        del back
+        for w, parts_of in ((b.reference, cut[0]), (b.imp, cut[1])):
+            w.op("cat", [w.item(parts_of, i) for i in range(3)], 1)
 
 
 @scene("norm written out")
@@ -206,21 +214,18 @@ def norm_written(b: Build) -> None:
     b.dim("t"), b.dim("h", [axis])
     x = b.input(["t", "h"], [None, axis])
     w = b.input(["h"], [axis], keep=False)
-    n = b.sizes["h"]
 
     def norm(writer: Writer, v: Ref, weight: Ref, parallel: bool) -> list[Ref]:
         mean = writer.op("mean.dim", writer.op("square", v), [-1], True)
-        if parallel:
-            if not b.fault("all-reduce missing"):
-                mean = writer.all_reduce(mean, axis, "avg" if b.rng.random() < 0.5 else "sum")
-                last = writer.graphs[0].nodes[-2].args[1]
-                if last == "sum" and not b.fault("mean not divided by the number of ranks"):
-                    mean = writer.op("div.Tensor", mean, float(b.mesh[axis]))
+        if parallel and not b.fault("all-reduce missing"):
+            how = b.pick(["avg", "sum"])
+            mean = writer.all_reduce(mean, axis, how)
+            if how == "sum" and not b.fault("mean not divided by the number of ranks"):
+                mean = writer.op("div.Tensor", mean, float(b.mesh[axis]))
         root = writer.op("rsqrt", writer.op("add.Tensor", mean, 1e-5))
         return [mean, root, writer.op("mul.Tensor", writer.op("mul.Tensor", v, root), weight)]
 
     left, right = norm(b.reference, x.ref, w.ref, False), norm(b.imp, x.imp, w.imp, True)
-    del n
     b.sizes["one"] = 1
     b.keep(Val(left[0], right[0], ("t", "one"), (None, None)))
     b.keep(Val(left[2], right[2], ("t", "h"), (None, axis)))

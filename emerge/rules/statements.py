@@ -81,7 +81,7 @@ class Statements:
             for _, n in known:
                 whole *= n
             self.mesh_atoms += [(d, s, n) for s, n in known] if whole == size else [(d, 0, size)]
-        self.bits = {x: b for x, b in relations["mesh_bit"]}
+        self.bits: dict[Axis, int] = dict(relations["mesh_bit"])
         self.blocks = {number: blocks for blocks, number in derivation.base.blocks.items()}
         self._views: dict[int, Outcome] = {}
         self._atomic: dict[tuple[int, int], tuple[Any, list[Axis]]] = {}
@@ -247,9 +247,7 @@ class Statements:
                 return outcome
         return TRUE
 
-    def index_fn(
-        self, v: int, t: int, m: Any, interval: Any, a: int, b: Any, c: int, d: Any
-    ) -> Outcome:
+    def index_fn(self, v: int, t: int, m: Any, interval: Any, a: int, b: Any, c: int, d: Any) -> Outcome:
         """``V = a*T + b`` where T lies in the interval, ``c*T + d`` elsewhere."""
         import torch
 
@@ -272,7 +270,9 @@ class Statements:
             wrong = (value.to(torch.int64) != expected).nonzero()
             if len(wrong):
                 at = tuple(wrong[0].tolist())
-                return false(f"rank {rank}: T = {int(source[at])} gives {int(value[at])}, the fact says {int(expected[at])}")
+                return false(
+                    f"rank {rank}: T = {int(source[at])} gives {int(value[at])}, the fact says {int(expected[at])}"
+                )
         return TRUE
 
     def _follow(self, v: int, t: int, m: Any, side: int, rank: int) -> tuple[Any, Any]:
@@ -282,7 +282,9 @@ class Statements:
         # a row that lies on the mesh (a sharded arange) is the same rank for both tensors
         where = {x: y for x, y in map_items(m) if x != y or x[0] >= 0}
         if set(where) != set(source_names) or sorted(where.values()) != sorted(names):
-            return value, false(f"maps axes {sorted(where)} of {sorted(source_names)} to {sorted(where.values())} of {sorted(names)}")
+            return value, false(
+                f"maps axes {sorted(where)} of {sorted(source_names)} to {sorted(where.values())} of {sorted(names)}"
+            )
         back = {y: x for x, y in where.items()}
         source = source.permute([source_names.index(back[y]) for y in names])
         if source.shape != value.shape:
@@ -362,6 +364,11 @@ def _equal(reference: Any, found: Any, amount: Any) -> Outcome:
     close = finite & ((left - right).abs() <= bound)
     wrong = (claimed & ~same_infinity & ~close).nonzero()
     if not len(wrong):
-        return TRUE if bool(claimed.any()) or not left.numel() else Outcome(None, "the reference is undefined everywhere")
+        return (
+            TRUE if bool(claimed.any()) or not left.numel() else Outcome(None, "the reference is undefined everywhere")
+        )
     at = tuple(wrong[0].tolist())
-    return false(f"at {list(at)}: {float(left[at]):.6g} in the reference, {float(right[at]):.6g} by the fact ({len(wrong)} of {left.numel()} elements)")
+    return false(
+        f"at {list(at)}: {float(left[at]):.6g} in the reference, {float(right[at]):.6g} by the fact "
+        f"({len(wrong)} of {left.numel()} elements)"
+    )

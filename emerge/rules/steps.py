@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
-from emerge.rules.build import Build, Val
+from emerge.rules.build import Build, Val, floats
+from emerge.rules.steps_mesh import communicate
 from emerge.rules.writer import Unwritable
 
 #: Unary functions that are safe on any finite input, with their attributes.
 UNARY: list[tuple[str, tuple[Any, ...]]] = [
-    *[(n, ()) for n in ("tanh", "sigmoid", "relu", "silu", "sin", "cos", "erf", "abs", "neg", "square", "atan", "softplus")],
+    *[(n, ()) for n in ("tanh", "sigmoid", "relu", "silu", "sin", "cos", "erf", "abs", "neg", "square", "atan")], ("softplus", ()),
     ("gelu", ()), ("leaky_relu", (0.1,)), ("elu", ()), ("clamp", (-0.7, 0.9)), ("pow.Tensor_Scalar", (2,)),
     ("pow.Tensor_Scalar", (3,)), ("mul.Tensor", (1.7,)), ("add.Tensor", (0.3,)), ("div.Tensor", (1.9,)),
     ("sub.Tensor", (0.4,)), ("rsub.Scalar", (0.6,)), ("hardtanh", ()), ("mish", ()), ("floor", ()), ("sign", ()),
 ]  # fmt: skip
-LINEAR: list[tuple[str, tuple[Any, ...]]] = [("neg", ()), ("mul.Tensor", (0.7,)), ("div.Tensor", (1.3,)), ("mul.Scalar", (-2,))]
+LINEAR: list[tuple[str, tuple[Any, ...]]] = [
+    ("neg", ()),
+    ("mul.Tensor", (0.7,)),
+    ("div.Tensor", (1.3,)),
+    ("mul.Scalar", (-2,)),
+]
 MONOTONE: list[tuple[str, tuple[Any, ...]]] = [("tanh", ()), ("sigmoid", ()), ("relu", ())]
 REDUCTIONS = {"sum.dim_IntList": "sum", "amax": "max", "amin": "min", "prod.dim_int": "prod", "mean.dim": "sum"}
 
 Step = Callable[[Build], bool]
-
-
-def floats(b: Build, where: Callable[[Val], bool] = lambda v: True) -> Val | None:
-    """A random float value with a property, later ones more likely."""
-    found = [v for v in b.vals if v.kind == "f" and where(v)]
-    return found[-1 - min(int(b.rng.expovariate(0.4)), len(found) - 1)] if found else None
 
 
 def unary(b: Build) -> bool:
@@ -92,7 +91,9 @@ def binary(b: Build) -> bool:
         if v.partial or w.partial:
             return False
         cond = b.both("gt.Scalar", lambda r: [v.ref if r else v.imp, 0.0])
-        ref, imp = b.both("where.self", lambda r: [cond[0 if r else 1], left.ref if r else left.imp, right.ref if r else right.imp])
+        ref, imp = b.both(
+            "where.self", lambda r: [cond[0 if r else 1], left.ref if r else left.imp, right.ref if r else right.imp]
+        )
     else:
         ref = b.reference.op(op, left.ref, right.ref)
         imp = b.imp.op(op, right.imp, left.imp) if swapped else b.imp.op(op, left.imp, right.imp)
@@ -157,7 +158,9 @@ def bilinear(b: Build) -> bool:
     v = floats(b, lambda v: len(v.names) == 2 and not v.partial)
     if v is None:
         return False
-    w = floats(b, lambda w: len(w.names) == 2 and w.names[-1] == v.names[-1] and w.dims[-1] == v.dims[-1] and not w.partial)
+    w = floats(
+        b, lambda w: len(w.names) == 2 and w.names[-1] == v.names[-1] and w.dims[-1] == v.dims[-1] and not w.partial
+    )
     if w is None or (w.dims[0] and w.dims[0] in v.axes()):
         return False
     t = b.both("t", lambda r: [w.ref if r else w.imp])
@@ -225,7 +228,8 @@ def whole_axis(b: Build) -> bool:
     if not local:
         return False
     d = b.pick(local)
-    op = b.pick(["_softmax", "_log_softmax", "cumsum", "cumprod", "topk", "sort", "layer_norm", "rms_norm", "var", "argmax",
+    op = b.pick(["_softmax", "_log_softmax", "cumsum", "cumprod", "topk", "sort", "layer_norm", "rms_norm", "var",
+                 "argmax",
                  "logsumexp", "flip", "norm"])  # fmt: skip
     if v.partial and op != "cumsum" and not b.faults:
         return False
@@ -252,14 +256,21 @@ def whole_axis(b: Build) -> bool:
         size = [b.shape(v.names)[-1]]
         weight = b.input([v.names[-1]], keep=False)
         if op == "rms_norm":
-            ref, imp = b.both("rms_norm", lambda r: [v.ref if r else v.imp, size, weight.ref if r else weight.imp, 1e-5])
+            ref, imp = b.both(
+                "rms_norm", lambda r: [v.ref if r else v.imp, size, weight.ref if r else weight.imp, 1e-5]
+            )
         else:
             bias = b.input([v.names[-1]], keep=False)
             ref, imp = b.both("layer_norm", lambda r: [v.ref if r else v.imp, size, weight.ref if r else weight.imp,
                                                        bias.ref if r else bias.imp, 1e-5])  # fmt: skip
         b.keep(b.like(v, ref, imp))
     else:
-        rest = {"var": (([d],), {"correction": 1}), "argmax": ((d,), {}), "logsumexp": (([d],), {}), "norm": ((2, [d]), {})}[op]
+        rest = {
+            "var": (([d],), {"correction": 1}),
+            "argmax": ((d,), {}),
+            "logsumexp": (([d],), {}),
+            "norm": ((2, [d]), {}),
+        }[op]
         name = {"var": "var.correction", "norm": "linalg_vector_norm"}.get(op, op)
         ref, imp = b.both(name, lambda r: [v.ref if r else v.imp, *rest[0]], **rest[1])
         b.keep(b.like(v, ref, imp, names=v.names[:d] + v.names[d + 1 :], dims=v.dims[:d] + v.dims[d + 1 :],
@@ -290,16 +301,26 @@ def rearrange(b: Build) -> bool:
         b.keep(b.like(v, ref, imp, names=names, dims=dims))
     elif kind == "merge":
         d = b.rng.randrange(n - 1)
-        if v.dims[d + 1] is not None and b.shape(v.names)[d] > 1 and not b.fault("dimensions merged across a sharded one"):
+        if (
+            v.dims[d + 1] is not None
+            and b.shape(v.names)[d] > 1
+            and not b.fault("dimensions merged across a sharded one")
+        ):
             return False
         name = f"m{len(b.sizes)}"
         b.sizes[name] = b.sizes[v.names[d]] * b.sizes[v.names[d + 1]]
-        names, dims = (*v.names[:d], name, *v.names[d + 2 :]), (*v.dims[:d], v.dims[d] or v.dims[d + 1], *v.dims[d + 2 :])
+        names, dims = (
+            (*v.names[:d], name, *v.names[d + 2 :]),
+            (*v.dims[:d], v.dims[d] or v.dims[d + 1], *v.dims[d + 2 :]),
+        )
         ref = b.reference.op("view", v.ref, list(b.shape(names)))
         imp = b.imp.op("view", v.imp, list(b.local(names, dims)))
         merged = b.keep(b.like(v, ref, imp, names=names, dims=dims))
         if b.rng.random() < 0.6:
-            ref, imp = b.both("view", lambda r: [merged.ref if r else merged.imp, list(b.shape(v.names) if r else b.local(v.names, v.dims))])
+            ref, imp = b.both(
+                "view",
+                lambda r: [merged.ref if r else merged.imp, list(b.shape(v.names) if r else b.local(v.names, v.dims))],
+            )
             b.keep(b.like(v, ref, imp))
     elif kind == "split":
         d = b.rng.randrange(n)
@@ -317,7 +338,9 @@ def rearrange(b: Build) -> bool:
         if any(v.dims[:2]):
             return False
         p, q = b.shape(v.names)[:2]
-        ref, imp = b.both("reshape", lambda r: [v.ref if r else v.imp, [q, p, *(b.shape if r else _localise(b, v))(v.names)[2:]]])
+        ref, imp = b.both(
+            "reshape", lambda r: [v.ref if r else v.imp, [q, p, *(b.shape if r else _localise(b, v))(v.names)[2:]]]
+        )
         b.keep(b.like(v, ref, imp, names=(v.names[1], v.names[0], *v.names[2:])))
     else:
         d = b.rng.randrange(n + 1)
@@ -330,7 +353,9 @@ def rearrange(b: Build) -> bool:
             wide = f"e{len(b.sizes)}"
             b.sizes[wide] = b.pick([2, 3])
             names = (*names[:d], wide, *names[d + 1 :])
-            ref, imp = b.both("expand", lambda r: [out.ref if r else out.imp, list(b.shape(names) if r else b.local(names, dims))])
+            ref, imp = b.both(
+                "expand", lambda r: [out.ref if r else out.imp, list(b.shape(names) if r else b.local(names, dims))]
+            )
             b.keep(b.like(v, ref, imp, names=names, dims=dims))
     return True
 
@@ -381,8 +406,23 @@ def pieces(b: Build) -> bool:
             ref = b.reference.op("cat", [r for r, _ in out], d)
             b.keep(b.like(v, ref, b.imp.op("cat", [i for _, i in out], d)))
     else:
-        w = v if kind == "cat" else floats(b, lambda w: len(w.names) == len(v.names) and w.partial == v.partial and w.how == v.how and all(
-            k == d or (p, q) == (s, t) for k, (p, q, s, t) in enumerate(zip(w.names, w.dims, v.names, v.dims))) and w.dims[d] is None)
+        w = (
+            v
+            if kind == "cat"
+            else floats(
+                b,
+                lambda w: (
+                    len(w.names) == len(v.names)
+                    and w.partial == v.partial
+                    and w.how == v.how
+                    and all(
+                        k == d or (p, q) == (s, t)
+                        for k, (p, q, s, t) in enumerate(zip(w.names, w.dims, v.names, v.dims))
+                    )
+                    and w.dims[d] is None
+                ),
+            )
+        )
         if w is None:
             return False
         total = f"c{len(b.sizes)}"
@@ -394,145 +434,12 @@ def pieces(b: Build) -> bool:
     return True
 
 
-def communicate(b: Build) -> bool:
-    """A collective that completes, gathers, scatters or moves a value."""
-    v = floats(b, lambda v: bool(v.names))
-    if v is None:
-        return False
-    sharded = [d for d, a in enumerate(v.dims) if a]
-    if v.partial and b.rng.random() < 0.75:
-        return _complete(b, v, b.pick(v.partial))
-    if sharded and b.rng.random() < 0.7:
-        return _gather(b, v, b.pick(sharded))
-    free = [a for a in b.mesh if a not in v.axes()]
-    if free:
-        return _spread(b, v, b.pick(free))
-    return False
-
-
-def _complete(b: Build, v: Val, axis: str) -> bool:
-    rest = tuple(a for a in v.partial if a != axis)
-    how = v.how if rest else "none"
-    k = b.mesh[axis]
-    local = b.local(v.names, v.dims)
-    if v.how in ("sum", "max", "min") and b.rng.random() < 0.35:
-        options = [d for d, n in enumerate(local) if v.dims[d] is None and n % k == 0 and n > k]
-        if options:
-            d = b.pick(options)
-            target = d
-            if b.fault("reduce-scattered along another dimension"):
-                same = [e for e in range(len(local)) if local[e] == local[d]]
-                target = b.pick(same)
-            imp = b.imp.reduce_scatter(v.imp, axis, target, v.how)
-            b.keep(Val(v.ref, imp, v.names, (*v.dims[:d], axis, *v.dims[d + 1 :]), rest, how))
-            return True
-    if b.fault("all-reduce missing"):
-        b.keep(b.like(v, v.ref, v.imp, partial=rest, how=how))
-        return True
-    group, reduction = axis, v.how
-    if b.fault("all-reduce over another group"):
-        group = b.pick([*b.mesh, "world"])
-    if b.fault("all-reduce with another reduction"):
-        reduction = b.pick(["sum", "max", "min", "avg"])
-    imp = b.imp.all_reduce(v.imp, group, reduction)
-    if v.how == "sum" and reduction == "sum" and b.rng.random() < 0.2:
-        imp = b.imp.op("mul.Tensor", b.imp.all_reduce(v.imp, group, "avg"), float(k))
-    if b.fault("all-reduced twice"):
-        imp = b.imp.all_reduce(imp, group, reduction)
-    b.keep(b.like(v, v.ref, imp, partial=rest, how=how))
-    return True
-
-
-def _gather(b: Build, v: Val, d: int) -> bool:
-    axis = v.dims[d]
-    assert axis is not None
-    k = b.mesh[axis]
-    local = b.local(v.names, v.dims)
-    options = [e for e, n in enumerate(local) if e != d and v.dims[e] is None and n % k == 0 and n > k]
-    if options and b.rng.random() < 0.5:
-        # all-to-all: dimension e is scattered, d joined
-        e = b.pick(options)
-        if b.rng.random() < 0.5:
-            imp = b.imp.op("_dtensor.shard_dim_alltoall.default", v.imp, d, e, axis,
-                           gives=("float64", [n * k if x == d else n // k if x == e else n for x, n in enumerate(local)]))  # fmt: skip
-        else:
-            front = [e, *[x for x in range(len(local)) if x != e]]
-            moved = b.imp.op("permute", v.imp, front)
-            out = b.imp.all_to_all(moved, axis)
-            shape = b.imp.shape(out)
-            apart = b.imp.op("view", out, [k, shape[0] // k, *shape[1:]])
-            rest = [x for x in range(len(local)) if x != e]
-            # dims now: rank, e, then the others in order; the rank goes in front of d
-            order: list[int] = []
-            for x in range(len(local)):
-                if x == d and not b.fault("what arrives is stacked behind, not in front"):
-                    order.append(0)
-                order.append(1 if x == e else 2 + rest.index(x))
-            if 0 not in order:
-                order.insert(order.index(2 + rest.index(d)) + 1, 0)
-            final = [n * k if x == d else n // k if x == e else n for x, n in enumerate(local)]
-            imp = b.imp.op("reshape", b.imp.op("permute", apart, order), final)
-        dims = list(v.dims)
-        dims[d], dims[e] = None, axis
-        b.keep(b.like(v, v.ref, imp, dims=tuple(dims)))
-        return True
-    target = d
-    if b.fault("gathered along another dimension"):
-        same = [e for e in range(len(local)) if local[e] == local[d]]
-        target = b.pick(same)
-    imp = b.imp.all_gather(v.imp, axis, target)
-    b.keep(b.like(v, v.ref, imp, dims=(*v.dims[:d], None, *v.dims[d + 1 :])))
-    return True
-
-
-def _spread(b: Build, v: Val, axis: str) -> bool:
-    k = b.mesh[axis]
-    local = b.local(v.names, v.dims)
-    options = [d for d, n in enumerate(local) if v.dims[d] is None and n % k == 0 and n > k]
-    choice = b.rng.randrange(4)
-    if choice < 2 and options:
-        d = b.pick(options)
-        size = local[d] // k
-        at = b.imp.at
-        if b.fault("every rank takes the first block"):
-            bounds = b.per_rank(lambda r: 0)
-        elif b.fault("blocks in reverse rank order"):
-            bounds = b.per_rank(lambda r: (k - 1 - at(r, axis)) * size)
-        else:
-            bounds = b.per_rank(lambda r: at(r, axis) * size)
-        if choice == 0:
-            ends = b.per_rank(lambda r: bounds.values[r] + size)
-            imp = b.imp.op("slice.Tensor", v.imp, d, bounds, ends)
-        else:
-            parts = b.imp.op("split.Tensor", v.imp, size, d)
-            imp = b.imp.item(parts, b.per_rank(lambda r: bounds.values[r] // size))
-        b.keep(b.like(v, v.ref, imp, dims=(*v.dims[:d], axis, *v.dims[d + 1 :])))
-        return True
-    if v.partial:
-        return False
-    if choice == 2:
-        imp = b.imp.op("div.Tensor", v.imp, float(k))
-        b.keep(b.like(v, v.ref, imp, partial=(axis,), how="sum"))
-        if b.rng.random() < 0.5:
-            b.keep(b.like(v, v.ref, b.imp.all_reduce(imp, axis)))
-        return True
-    how = b.pick(["max", "min", "avg", "broadcast", "sum"])
-    if how == "broadcast":
-        imp = b.imp.broadcast(v.imp, axis, 0 if axis == next(iter(b.mesh)) and len(b.mesh) == 1 else 0)
-    else:
-        imp = b.imp.all_reduce(v.imp, axis, how)
-        if how == "sum" and not b.fault("replicated value summed over the ranks"):
-            imp = b.imp.op("mul.Tensor", imp, float(Fraction(1, k)))
-    b.keep(b.like(v, v.ref, imp))
-    return True
-
-
 def mask(b: Build) -> bool:
     """Masks by comparison, -inf in masked rows, zeros by multiplication."""
     v = floats(b, lambda v: bool(v.names) and not v.partial)
     if v is None:
         return False
-    cond = b.both("gt.Scalar", lambda r: [v.ref if r else v.imp, b.pick([0.0]) - (1000.0 if False else 0.0)])
+    cond = b.both("gt.Scalar", lambda r: [v.ref if r else v.imp, 0.0])
     kind = b.pick(["fill", "zero", "times", "inf", "not"])
     x = floats(b, lambda w: w.names == v.names and w.dims == v.dims and (not w.partial or kind in ("zero", "times")))
     x = x or v

@@ -62,8 +62,12 @@ class Writer:
         return Ref(name)
 
     def op(
-        self, op: str, *args: Any, gives: tuple[str, Sequence[int]] | None = None,
-        elements: dict[int, TensorType] | None = None, **kwargs: Any,
+        self,
+        op: str,
+        *args: Any,
+        gives: tuple[str, Sequence[int]] | None = None,
+        elements: dict[int, TensorType] | None = None,
+        **kwargs: Any,
     ) -> Ref:
         """One operator call; of a multi-output operator take elements with :meth:`item`.
 
@@ -103,11 +107,15 @@ class Writer:
         except Exception as exc:
             raise Unwritable(f"{node.op}: {exc}") from exc
         if isinstance(found, list):
-            elements = {i: TensorType(s.dtype, s.shape) for i, s in enumerate(found) if isinstance(s, Spec)}
+            elements = {i: TensorType(str(s.dtype), s.shape) for i, s in enumerate(found) if isinstance(s, Spec)}
             return TupleValue(elements, len(found))
-        if not isinstance(found, Spec) or isinstance(found, ScalarResult) or any(isinstance(n, str) for n in found.shape):
+        if (
+            not isinstance(found, Spec)
+            or isinstance(found, ScalarResult)
+            or any(isinstance(n, str) for n in found.shape)
+        ):
             raise Unwritable(f"{node.op}: no rule gives its type")
-        return TensorType("float64" if found.dtype == "floating" else found.dtype, found.shape)
+        return TensorType("float64" if found.dtype in ("floating", None) else str(found.dtype), found.shape)
 
     def item(self, source: Ref, index: int | PerRank) -> Ref:
         """Element of a multi-output node."""

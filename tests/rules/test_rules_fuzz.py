@@ -25,10 +25,14 @@ def test_no_false_fact_is_derived() -> None:
             skipped += 1
             continue
         decided.update((fact.relation, outcome.holds) for fact, outcome in found.outcomes.items())
-        failures += [f"{pair.name} [{pair.mutation}]: {f} {o.detail}" for f, o in found.outcomes.items() if o.holds is False]
+        failures += [
+            f"{pair.name} [{pair.mutation}]: {f} {o.detail}" for f, o in found.outcomes.items() if o.holds is False
+        ]
         failures += [f"{pair.name}: lowering: {text}" for text in found.lowering]
     print(f"seed {SEED}, {COUNT} pairs, {skipped} not executable: {dict(decided)}")
-    assert not failures, f"{len(failures)} false facts (EMERGE_FUZZ_SEED={SEED}), the first:\n" + "\n".join(failures[:5])
+    assert not failures, f"{len(failures)} false facts (EMERGE_FUZZ_SEED={SEED}), the first:\n" + "\n".join(
+        failures[:5]
+    )
     assert decided["aligned", True] > 8 * COUNT
     assert skipped < COUNT // 10
     open_facts = sum(n for (_, holds), n in decided.items() if holds is None)

@@ -57,7 +57,9 @@ def test_look_up_in_a_shard_needs_its_own_offset(shift: int) -> None:
     high = b.per_rank(lambda r: r * (n - shift) + n)
     outside = b.imp.op("bitwise_or.Tensor", b.imp.op("lt.Scalar", ids.imp, low), b.imp.op("ge.Scalar", ids.imp, high))
     index = b.imp.op("masked_fill.Scalar", b.imp.op("sub.Tensor", ids.imp, low), outside, 0)
-    part = b.imp.op("masked_fill.Scalar", b.imp.op("embedding", table.imp, index), b.imp.op("unsqueeze", outside, -1), 0.0)
+    part = b.imp.op(
+        "masked_fill.Scalar", b.imp.op("embedding", table.imp, index), b.imp.op("unsqueeze", outside, -1), 0.0
+    )
     ref = b.reference.op("embedding", table.ref, ids.ref)
     assert proved(b, ref, b.imp.all_reduce(part, "tp"), (None, None)) is (shift == 0)
 

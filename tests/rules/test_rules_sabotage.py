@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """A rule with a side condition dropped is refuted by its certificate, by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Rule files of a user: a described operator becomes shardable, and wrong rules are refused by name and line."""
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from emerge.rules.pair import placed
 from emerge.rules.writer import Writer
 from emerge.util.errors import RuleError
 
-GATE = '''// A gated activation of our own library.
+GATE = """// A gated activation of our own library.
 
 // @law mylib-gate
 // @meaning tanh(gate) * x, element by element
@@ -25,10 +26,10 @@ operator_definition("mylib.gate.default", "gate.json").
 // @law mylib-gate-linear
 // @meaning the gate scales x
 operator_linear("mylib.gate.default", 0, 1).
-'''
+"""
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A user's folder with a rule file and the graph that defines the operator."""
     w = Writer("gate")

@@ -262,8 +262,11 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     made = low.made_by.get(x.id)
     if made is None or not made.args or made.relocation is not None or made.kind == "dropout" or low.slice_depth > 6:
         return
-    if d >= len(made.iters) or any(it.out != whole(it.size, k) for k, it in enumerate(made.iters[: len(x.shape)])):
+    rank = len(x.shape)
+    if d >= len(made.iters) or any(it.out != whole(n, k) for k, (it, n) in enumerate(zip(made.iters, x.shape))):
         return
+    if any(it.out or it.to_mesh or it.from_mesh for it in made.iters[rank:]):
+        return  # the result has axes of its own, which the slice does not name alike
     it = made.iters[d]
     if it.role != "p" or it.to_mesh or it.from_mesh or any(len(t) != 1 or t != whole(it.size, t[0].d) for _, t in it.args):
         return

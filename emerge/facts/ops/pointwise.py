@@ -135,10 +135,12 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
         return add_constant(low, other, cx, dtype)
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise Unsupported("operands are not tensors")
-    if factor != 1:
-        if not is_floating(dtype):
-            return low.pointwise(f"add#{sign * factor}", "add", [x, y], dtype)
+    if factor != 1 and is_floating(dtype):
         y = low.scaled(y, factor)
+    elif factor != 1:
+        product = low.pointwise(f"mulc#{constant_text(factor)}", "mulc", [y], dtype)
+        note_index(low, product, "times", y, factor)
+        y = product
     if sign < 0:
         return low.pointwise("sub", "sub", [x, y], dtype)
     return low.pointwise("add", "add", [x, y], dtype, commutative=True)
