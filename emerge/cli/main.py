@@ -238,13 +238,16 @@ def rules_show(
 def rules_check(
     names: Annotated[list[str] | None, typer.Argument(help="Laws to check; all when none is named.")] = None,
     rules: RulePaths = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write the certificates of the shipped laws, if all of them pass.")
+    ] = False,
     seed: Seed = None,
     debug: Debug = False,
 ) -> None:
     """Validates laws again; exit status 1 when one fails."""
 
     def body() -> int:
-        lines, passed = _rules_api().check_rules(names or [], _rule_files(rules), seed=seed or 0)
+        lines, passed = _rules_api().check_rules(names or [], _rule_files(rules), seed=seed or 0, update=update)
         for line in lines:
             print(line)
         return opt.OK if passed else opt.FAILED

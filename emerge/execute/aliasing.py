@@ -40,6 +40,14 @@ _FIRST_MUTATED = {
 _PASS_THROUGH = {"operator.getitem", "_c10d_functional.wait_tensor", "hlo.reshape"}
 
 
+#: Operators that return their first operand itself where they have nothing to do, which their schemas do not say.
+_DROPOUTS = {"aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout"}
+_MAY_RETURN_OPERAND = {
+    *("aten.type_as", "aten.broadcast_tensors", "aten.meshgrid"),
+    *("aten.atleast_1d", "aten.atleast_2d", "aten.atleast_3d"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Effects:
     """What an operator writes and what its result may be.
@@ -94,11 +102,22 @@ def effects(node: Node) -> Effects:
         bound: dict[str, Arg] = {**dict(zip(parameters, node.args)), **node.kwargs}
         slots = [m if m in node.kwargs else parameters.index(m) for m in mutated if m in bound]
         return Effects(mutates=tuple(iter_refs([bound[m] for m in mutated if m in bound])), slots=tuple(slots))
+    if base in _MAY_RETURN_OPERAND or (base in _DROPOUTS and _idle(node)):
+        return Effects(aliases=tuple(iter_refs(node.args)))
+    if base == "aten.einsum" and len(list(node.refs())) == 1:
+        return Effects(aliases=tuple(node.refs()))
     out = node.kwargs.get("out")
     if namespace == "_c10d_functional" and isinstance(out, Ref):
         return Effects(mutates=(out.name,), aliases=(out.name,), returns=(out.name,), slots=("out",))
     operator = resolve(node.op)
     return _schema_effects(node, operator._schema) if operator is not None else Effects()
+
+
+def _idle(node: Node) -> bool:
+    """True for a dropout call that keeps every element."""
+    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
+    return p == 0 or train is False
 
 
 def _schema_effects(node: Node, schema: Any) -> Effects:
@@ -127,7 +146,7 @@ def _schema_effects(node: Node, schema: Any) -> Effects:
 def _copies(node: Node, declared: dict[str, Any], source: str) -> bool:
     """True where a may-alias operator certainly made a copy: a cast that changes the dtype."""
     return (
-        split_op(node.op)[1] == "to"
+        split_op(node.op)[1] in ("to", "type_as")
         and node.dtype is not None
         and source in declared
         and declared[source].dtype != node.dtype

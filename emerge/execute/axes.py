@@ -38,6 +38,7 @@ class Op:
     kind: str
     args: tuple[int, ...]
     iters: tuple[tuple[int, str], ...]
+    body: str = ""
 
 
 class AxisClasses:
@@ -234,7 +235,7 @@ def operators(base: FactBase) -> list[Op]:
     for o, i, role in f["iter"]:
         iters.setdefault(o, []).append((i, role))
     return [
-        Op(o, v, kinds.get(b, ""), tuple(a for _, a in sorted(args.get(o, ()))), tuple(iters.get(o, ())))
+        Op(o, v, kinds.get(b, ""), tuple(a for _, a in sorted(args.get(o, ()))), tuple(iters.get(o, ())), b)
         for o, v, b, _ in f["op"]
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ def replay(folder: str | Path, full: bool = False, *, device: str = "auto", memo
             return Replay(True, str(error), [], sizes)
         raise
     if document["kind"] == "UNINITIALISED":
-        other = Draw(draw.seed, draw.scale, draw.masks, draw.fill + 1)
+        other = replace(draw, fill=draw.fill + 1)
         again = claim_values(setup, run_both(setup, inputs, other, options))
         found = [
             Mismatch(

@@ -150,6 +150,13 @@ class Aligned:
                     return found
         return None
 
+    def placements(self, reference: Tensor, local: Tensor, sizes: Sizes) -> list[Placement]:
+        """All derived placements of a tensor in another one, also of partial or scaled values."""
+        pairs = self.pairs.get(self.root.get(reference.id, -1), ())
+        wanted = self.root.get(local.id)
+        found = [self._placement(reference, local, m, sizes) for d, m, *_ in pairs if d == wanted]
+        return [p for p in found if p is not None]
+
     def _placement(self, reference: Tensor, local: Tensor, chain: Any, sizes: Sizes) -> Placement | None:
         target: dict[Any, Any] = {}
         while chain is not None:

@@ -59,6 +59,9 @@ def node_ties(node: FamilyNode, low: Lowering) -> list[Tie]:
         "select_scatter",
     ) or name.endswith("_like"):
         pairs.append((args[0] if args else None, out))
+    elif name == "native_dropout" and isinstance(out, Multi):
+        # Without a mask to draw, both outputs are lowered as other tensors.
+        pairs += [(args[0], t) for t in out.made.values()]
     elif name in ("expand_as", "view_as", "type_as", "masked_fill", "where", "index_put", "masked_scatter"):
         pairs += [(a, out) for a in args]
     if name in ("index", "index_put", "_unsafe_index") and len(node.args) > 1 and isinstance(node.args[1], list):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from emerge.execute._torch import torch
@@ -16,8 +17,9 @@ from emerge.execute.aliasing import split_op
 from emerge.execute.collectives import is_collective
 from emerge.execute.compare import compare_values, tolerance
 from emerge.execute.dropout import Aligned
+from emerge.execute.placement import OnMesh, Placement
 from emerge.execute.setup import Setup, Sizes, by_class
-from emerge.execute.shrink import Shrinker
+from emerge.execute.shrink import Shrinker, Side
 from emerge.execute.trial import Mismatch, Run
 from emerge.facts.families import FamilyNode, FamilyValue
 from emerge.facts.lower import Tensor
@@ -42,6 +44,13 @@ _TRANSPARENT = {
     *("contiguous", "unsqueeze", "squeeze", "expand", "wait_tensor", "getitem", "slice", "flatten", "lift_fresh_copy"),
 }
 
+#: Those that, with collectives, may stand where the sides move values in another way.
+_MOVING = _TRANSPARENT | {
+    *("cat", "stack", "narrow", "split", "split_with_sizes", "chunk", "select", "index_select", "mul", "div"),
+}
+
+#: Those that put pieces together.
+_JOINING = {"cat", "stack"}
 
 #: Those of them that only rearrange.
 _LAYOUT = {
@@ -59,6 +68,46 @@ _LAYOUT = {
 }
 
 
+def between(side: Side, start: Iterable[str], agreed: set[str], mixing: bool = False) -> str | None:
+    """The node that makes the first of ``start`` out of values in ``agreed``, by moving them only.
+
+    Args:
+        mixing: the first node on the way that puts pieces together instead (a collective, cat, stack).
+    """
+    pending: list[tuple[str, tuple[str, ...]]] = [(name, (name,)) for name in start if name not in agreed]
+    seen: set[str] = set()
+    while pending:
+        name, path = pending.pop(0)
+        node = side.family.value(name)
+        if name in seen or not isinstance(node, FamilyNode):
+            continue
+        seen.add(name)
+        if split_op(node.op)[1] not in _MOVING and not is_collective(node.op):
+            continue
+        refs = list(dict.fromkeys(node.refs()))
+        if not agreed.isdisjoint(refs):
+            if not mixing:
+                return name
+            for made in reversed(path):
+                value = side.family.value(made)
+                if isinstance(value, FamilyNode) and (is_collective(value.op) or split_op(value.op)[1] in _JOINING):
+                    return made
+        pending += [(r, (*path, r)) for r in refs if r not in agreed]
+    return None
+
+
+def contiguous(placement: Placement) -> bool:
+    """True where no axis changes its place and ranks hold contiguous blocks."""
+    local = [t for t in placement.to if not isinstance(t, OnMesh)]
+    position = 0
+    for dim in placement.reference:
+        kinds = [isinstance(t, OnMesh) for t in placement.to[position : position + len(dim)]]
+        position += len(dim)
+        if kinds != sorted(kinds, reverse=True):
+            return False
+    return local == sorted(local)
+
+
 @dataclass(frozen=True)
 class Divergence:
     """A place where the two programs part.
@@ -66,10 +115,18 @@ class Divergence:
     Attributes:
         reference: node of the reference whose operands agree and whose value does not.
         implementation: per rank, the node that takes its place; empty where none was found.
+        cause: per rank, the node that makes an operand of it out of values that agree (a collective that was changed,
+            what stands in the place of one); empty where its operands are those values themselves.
+        also: further reference nodes at that place: outputs of ``reference`` where it has several, and the node from
+            which on values agree in another order only.
+        first: nothing parts at a smaller depth, counted in operators from the inputs.
     """
 
     reference: str
     implementation: dict[int, str] = field(default_factory=dict)
+    cause: dict[int, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    first: bool = True
 
 
 class Localiser:
@@ -98,15 +155,97 @@ class Localiser:
         live: set[str] = set()
         while pending:
             name = pending.pop()
-            if name in live or name not in self.nodes or (name not in outputs and self.counterparts(name) is not None):
+            if name in live or name not in self.nodes:
+                continue
+            if name not in outputs and (name in self._indices or self.counterparts(name) is not None):
                 continue
             live.add(name)
             pending += self.nodes[name].refs()
         # An output that has a counterpart was computed as it should be and handed over wrongly.
         sources = [n for n in live if not any(r in live for r in self.nodes[n].refs())]
-        # Masks and indices are often spelled differently (one range here, a range per rank there): they come last.
-        ordered = sorted(sources, key=lambda n: (is_integer(self.nodes[n].dtype), self.order[n]))
-        return [Divergence(n, self.taking_place_of(self.nodes[n])) for n in ordered]
+        ordered = sorted(sources, key=lambda n: (self._depths[n], self.order[n]))
+        return [self._divergence(n, live, self._depths[n] == self._depths[ordered[0]]) for n in ordered]
+
+    def _divergence(self, name: str, live: set[str], first: bool) -> Divergence:
+        node = self.nodes[name]
+        implementation = self.taking_place_of(node)
+        also = [n for n in sorted(live, key=self.order.__getitem__) if self._element_of(n) == name]
+        cause: dict[int, str] = {}
+        agreed = {f for ref in node.refs() for f in self.counterparts(ref) or ()}
+        origin = self._reordered_at(node)
+        if origin is not None:
+            also.append(origin[0])
+            cause = self._members(origin[1])
+        elif implementation:
+            value = self.imp.family.value(self.imp.family.family_of(*min(implementation.items())))
+            cause = self._members(between(self.imp, value.refs() if isinstance(value, FamilyNode) else (), agreed))
+        return Divergence(name, implementation, cause, tuple(also), first)
+
+    def _members(self, family: str | None) -> dict[int, str]:
+        return {} if family is None else dict(self.imp.family.value(family).members)
+
+    def _element_of(self, name: str) -> str | None:
+        node = self.nodes[name]
+        taken = split_op(node.op)[:2] == ("operator", "getitem") and node.args and isinstance(node.args[0], Ref)
+        return node.args[0].name if taken and isinstance(node.args[0], Ref) else None
+
+    @cached_property
+    def _depths(self) -> dict[str, int]:
+        """Longest chain of operators from the inputs."""
+        depths: dict[str, int] = {}
+        for node in self.setup.reference.nodes:
+            depths[node.name] = 1 + max((depths.get(r, 0) for r in node.refs()), default=0)
+        return depths
+
+    @cached_property
+    def _indices(self) -> set[str]:
+        """Masks and indices made of integers alone.
+
+        They are often spelled differently on both sides (one range here, a range per rank there); what they do shows
+        where a floating value is looked up or masked with them.
+        """
+        types = self.setup.reference.types()
+        found: set[str] = set()
+        for node in self.setup.reference.nodes:
+            made_of = [r in found or (r not in self.nodes and is_integer(types[r].dtype)) for r in node.refs()]
+            if all(made_of) and node.dtype is not None and is_integer(node.dtype):
+                found.add(node.name)
+        return found
+
+    # ---- values in another order ------------------------------------------------------------------------------------
+
+    def _reordered_at(self, node: Node) -> tuple[str, str] | None:
+        """Where pieces ``node`` depends on were put together in another order: the reference node after that, and it.
+
+        A layout that differs between the sides is no fault by itself: transposes are not looked for.
+        """
+        pending, seen = list(node.refs()), set()
+        while pending:
+            name = pending.pop()
+            if name in seen or name not in self.nodes or self._in_order(name):
+                continue
+            seen.add(name)
+            here = self.counterparts(name) or ()
+            before = {f for r in self.nodes[name].refs() for f in self.counterparts(r) or () if self._in_order(r, f)}
+            for family in here:
+                value = self.imp.family.value(family)
+                for operand in value.refs() if isinstance(value, FamilyNode) else ():
+                    found = operand not in before and between(self.imp, [operand], before, mixing=True)
+                    if found:
+                        return name, found
+            pending += self.nodes[name].refs()
+        return None
+
+    def _in_order(self, name: str, family: str | None = None) -> bool:
+        """False where every alignment of a value (with ``family``) permutes its axes or deals them out in pieces."""
+        tensor = self.ref.tensor_of(0, name)
+        if not isinstance(tensor, Tensor):
+            return True
+        low = self.shrinker.imp.tensors
+        families = [family] if family is not None else self.counterparts(name) or ()
+        locals_ = [low.get(f) for f in families] if self.derived.partners(tensor) else []
+        found = [p for t in locals_ if isinstance(t, Tensor) for p in self.derived.placements(tensor, t, self.sizes)]
+        return not found or any(map(contiguous, found))
 
     # ---- counterparts -----------------------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emerge.execute._torch import torch
 from emerge.execute.collectives import CollectiveMismatch
 from emerge.execute.compare import Difference, compare_values
+from emerge.execute.feeders import norm_feeders
 from emerge.execute.localise import Divergence, Localiser
 from emerge.execute.options import Options
 from emerge.execute.setup import Setup
@@ -40,8 +41,15 @@ from emerge.execute.trial import (
 from emerge.relate.derive import Derivation, Problem
 from emerge.util.errors import BudgetExceeded, EmergeError, ExecutionError
 
-#: (scale of floating inputs, dropout masks drawn) of the samples at one size vector.
-SAMPLES: tuple[tuple[float | None, bool], ...] = ((1.0, True), (None, False), (1e-3, True), (30.0, False))
+#: Samples at one size vector: scale of floating inputs, dropout masks drawn, and what feeds a norm made small. A
+#: quiet sample is left out where no norm is fed by an input.
+SAMPLES: tuple[Draw, ...] = (
+    Draw(0, 1.0, True),
+    Draw(0, None, False),
+    Draw(0, 1e-3, True),
+    Draw(0, 30.0, False),
+    Draw(0, 1.0, False, quiet=True),
+)
 #: Draws of one sample before it is given up (nearly equal decisions, ill-conditioned values).
 ATTEMPTS = 4
 #: Work of one run (floating point operations) below which it uses one thread.
@@ -244,9 +252,10 @@ class _Refuter:
             self.notes.append("every element was kept by dropout, since which calls draw one mask is not known")
         small = sum(map(flops, (setup.reference, *setup.ranks))) < SERIAL_FLOPS
         self.options = self.options.with_(threads=1 if small else None)
-        for index, (scale, masks) in enumerate(SAMPLES):
+        quiet = bool(norm_feeders(setup.reference))
+        for index, sample in enumerate(s for s in SAMPLES if quiet or not s.quiet):
             for attempt in range(ATTEMPTS):
-                draw = Draw(self.seed + 101 * index + attempt, scale, masks)
+                draw = replace(sample, seed=self.seed + 101 * index + attempt)
                 again, witness = self._trial(setup, draw, first=index == 0)
                 if witness is not None:
                     return witness
@@ -310,7 +319,7 @@ class _Refuter:
             self.notes.append("an ill-conditioned sample was drawn again")
             return True, None
         if draw.masks and setup.dropout.pairs and setup.dropout.known() and not setup.dropout.sure():
-            plain = Draw(draw.seed, draw.scale, False, draw.fill)
+            plain = replace(draw, masks=False)
             if not compare(setup, run_both(setup, inputs, plain, self.options)):
                 self.notes.append("differs only under dropout masks whose correspondence is not known")
                 return False, None
@@ -324,7 +333,7 @@ class _Refuter:
         return {k: max(change(base[k][0], other[k][0]), change(base[k][1], other[k][1])) for k in base}
 
     def _uninitialised(self, setup: Setup, draw: Draw, inputs: Inputs, run: Run) -> Witness | None:
-        other = Draw(draw.seed, draw.scale, draw.masks, draw.fill + 1)
+        other = replace(draw, fill=draw.fill + 1)
         base, again = claim_values(setup, run), claim_values(setup, run_both(setup, inputs, other, self.options))
         found = []
         for key, (expected, actual, relation, rank) in base.items():

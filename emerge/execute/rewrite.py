@@ -18,7 +18,9 @@ from emerge.execute.collectives import is_collective
 from emerge.execute.literals import IndexTables, LengthTable, rescaled_bound
 from emerge.execute.rewrite_rules import RULES, Edit, Unexplained
 from emerge.facts.lower import Multi, Tensor
+from emerge.facts.shapes import Spec, infer
 from emerge.graph.model import Arg, Graph, Input, Node, Ref, TensorType, is_integer
+from emerge.util.errors import GraphError
 
 #: Parameters whose numbers are dimension numbers, flags or the like, whatever the lengths.
 PLAIN = {
@@ -227,18 +229,19 @@ class Rewriter:
         for item in stored:
             self._stored(item)
         self.new_types = {i.name: TensorType(i.dtype, i.shape) for i in inputs}
-        shapes = {n.name: self.shape_of(n.name, n.shape) for n in self.graph.nodes if n.shape is not None}
         for n in self.graph.nodes:
             if n.dtype is not None and n.shape is not None:
-                self.new_types[n.name] = TensorType(n.dtype, shapes[n.name])
-        nodes = []
+                self.new_types[n.name] = TensorType(n.dtype, self.shape_of(n.name, n.shape))
+        nodes: list[Node] = []
+        elements: dict[str, dict[int, TensorType]] = {}
         for node in self.graph.nodes:
-            elements = self._elements(node)
-            made = replace(node, shape=shapes.get(node.name), elements=elements)
+            elements[node.name] = self._elements(node)
+            made = replace(node, shape=self._shape(node, elements), elements=elements[node.name])
             try:
                 made = self._attributes(made, node)
             except Unexplained as why:
                 self.pin_node(node, str(why))
+            elements[node.name] = made.elements = self._inferred_elements(node, made)
             nodes.append(made)
         return replace(self.graph, inputs=inputs, nodes=nodes)
 
@@ -265,6 +268,49 @@ class Rewriter:
                 kind = TensorType(kind.dtype, self.tensor_shape(tensor))
             out[i] = kind
         return out
+
+    def _shape(self, node: Node, elements: Mapping[str, dict[int, TensorType]]) -> tuple[int | str, ...] | None:
+        """New shape of a result; one element of several, where it was not lowered, has the shape it was made with."""
+        if node.dtype is None or node.shape is None:
+            return node.shape
+        if split_op(node.op)[:2] == ("operator", "getitem") and not isinstance(self.tensor_of(node.name), Tensor):
+            source, index = node.args[0], node.args[1] if len(node.args) > 1 else None
+            known = elements.get(source.name, {}) if isinstance(source, Ref) else {}
+            made = known.get(index) if isinstance(index, int) else None
+            if made is not None:
+                self.new_types[node.name] = TensorType(node.dtype, made.shape)
+        return self.new_types[node.name].shape
+
+    def _inferred_elements(self, old: Node, made: Node) -> dict[int, TensorType]:
+        """Elements without lowered form (masks and statistics that nobody reads) get the shapes the operator yields."""
+        multi = self.tensor_of(old.name)
+        lowered = multi.made if isinstance(multi, Multi) else {}
+        if all(isinstance(lowered.get(i), Tensor) for i in made.elements):
+            return made.elements
+        try:
+            result = infer(
+                made.op,
+                [self._typed(a) for a in made.args],
+                {k: self._typed(v) for k, v in made.kwargs.items()},
+                self.graph.groups,
+                self.graph.rank,
+            )
+        except GraphError:
+            return made.elements  # the shape check says so with its place
+        out = dict(made.elements)
+        for i, kind in made.elements.items():
+            spec = result[i] if isinstance(result, list) and i < len(result) else None
+            if isinstance(lowered.get(i), Tensor) or not isinstance(spec, Spec) or spec.shape is None:
+                continue
+            if len(spec.shape) == len(kind.shape):
+                shape = tuple(n if isinstance(n, int) else old for n, old in zip(spec.shape, kind.shape))
+                out[i] = TensorType(kind.dtype, shape)
+        return out
+
+    def _typed(self, arg: Arg) -> Any:
+        if isinstance(arg, Ref):
+            return self.new_types.get(arg.name, arg)
+        return [self._typed(a) for a in arg] if isinstance(arg, list) else arg
 
     def pin_node(self, node: Node, why: str) -> None:
         """All axes of a node's operands and results keep their lengths."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from emerge.execute._torch import torch
@@ -22,6 +22,7 @@ def sample_inputs(
     scale: float | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
     default_range: tuple[int, int] | None = None,
+    small: Iterable[str] = (),
     device: Any = "cpu",
 ) -> dict[str, Any]:
     """One value per input that is no stored constant: floats in float64, integers and booleans in their types.
@@ -34,11 +35,12 @@ def sample_inputs(
         scale: of all floating inputs; None = every input draws one of :data:`SCALES`.
         ranges: ``name -> (lo, hi)``, ``hi`` excluded, for integer inputs.
         default_range: for integer inputs without a range.
+        small: floating inputs whose values are another ``SCALES[0]`` times smaller.
 
     Raises:
         ExecutionError: an integer input without a range, an empty range, or a shape that is not known.
     """
-    values = {}
+    values, reduced = {}, frozenset(small)
     for item in graph.inputs:
         if item.const is not None:
             continue
@@ -47,7 +49,10 @@ def sample_inputs(
                 f"input '{item.name}' has a data-dependent shape {list(item.shape)}", place=graph.path or graph.name
             )
         bounds = (ranges or {}).get(item.name, default_range)
-        values[item.name] = _sample(graph, item, seed, scale, bounds).to(device)
+        value = _sample(graph, item, seed, scale, bounds)
+        if item.name in reduced and value.is_floating_point():
+            value = value * SCALES[0]
+        values[item.name] = value.to(device)
     return values
 
 

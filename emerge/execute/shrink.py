@@ -9,6 +9,7 @@ that is not run: there is no guess in between.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from functools import cached_property, partial
 from math import prod
 
 from emerge.execute.aliasing import split_op
-from emerge.execute.axes import FREE_KINDS, AxisClasses, operators
+from emerge.execute.axes import FREE_KINDS, AxisClasses, Op, operators
 from emerge.execute.dropout import dropout_plan
 from emerge.execute.extra_ties import node_ties, plain_ties
 from emerge.execute.index_ranges import input_ranges
@@ -150,6 +151,9 @@ class Shrinker:
             made_from = (side_of[op.value] - 1, side.low.op_node.get(op.id, ""))
             if op.kind == "unknown" or (op.kind == "uninterpreted" and made_from in plain):
                 continue  # pinned by name below, or plain
+            if op.body.startswith("reshape#") and len(op.args) == 1:
+                _pin_reshape(classes, op)
+                continue
             if op.kind not in FREE_KINDS:
                 for i, role in op.iters:
                     if role in ("pos", "o"):
@@ -334,6 +338,17 @@ def _keep(side: Side, outputs: Iterable[str], also: Iterable[str], collectives: 
         for name in needed:
             with suppress(KeyError):
                 side.needed.add(side.family.family_of(rank, name))
+
+
+def _pin_reshape(classes: AxisClasses, op: Op) -> None:
+    """Pins of a view whose boundaries do not nest, taken as an operator on whole dimensions in row-major order.
+
+    Axes that both sides have may change, whatever their order: the number of elements stays equal. The rest keeps its
+    length.
+    """
+    sides = [Counter(a.cls for dim in classes.tensor_atoms(x) for a in dim) for x in (op.args[0], op.value)]
+    for side, other in (sides, sides[::-1]):
+        classes.pin_classes(side - other, "a view whose boundaries do not nest")
 
 
 class _Pinned(Exception):

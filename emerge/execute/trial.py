@@ -10,6 +10,7 @@ from typing import Any
 from emerge.execute._torch import torch
 from emerge.execute.compare import PERTURBATIONS, Difference, compare_values, defined_fraction, tolerance
 from emerge.execute.decisions import Decisions
+from emerge.execute.feeders import norm_feeders
 from emerge.execute.lockstep import run_ranks, run_sequential
 from emerge.execute.options import DropoutMask, Options, keep_all, seeded_fill
 from emerge.execute.placement import Relation, region
@@ -35,12 +36,14 @@ class Draw:
         scale: of floating inputs; None = every input draws its own.
         masks: dropout masks are drawn; False = every element is kept (and scaled).
         fill: seed of the content of uninitialised memory.
+        quiet: what feeds a norm is small, so that its eps shows (:mod:`emerge.execute.feeders`).
     """
 
     seed: int
     scale: float | None = None
     masks: bool = True
     fill: int = 1
+    quiet: bool = False
 
 
 @dataclass
@@ -62,7 +65,14 @@ def draw_inputs(setup: Setup, draw: Draw) -> Inputs:
             statements that contradict each other.
     """
     ranges = {name: (0, bound) for name, bound in setup.bounds.items()}
-    values = sample_inputs(setup.reference, draw.seed, scale=draw.scale, ranges=ranges, default_range=DEFAULT_RANGE)
+    values = sample_inputs(
+        setup.reference,
+        draw.seed,
+        scale=draw.scale,
+        ranges=ranges,
+        default_range=DEFAULT_RANGE,
+        small=norm_feeders(setup.reference) if draw.quiet else (),
+    )
     names = {i.name for i in setup.reference.inputs}
     inner = sorted({r.reference for r in setup.inputs} - names - {n.name for n in setup.reference.nodes})
     relations = [r for r in setup.inputs if r.reference not in inner]

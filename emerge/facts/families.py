@@ -7,14 +7,18 @@ never makes one. The pairing that keeps most families whole:
 - inputs by label, then name, then position, always of one type;
 - nodes by structure: same operator, type and argument layout, and operands of the same families. Scalars may differ
   (they become a :class:`RankVector`); candidates with equal scalars, then with the same kind of consumers, then in
-  order of occurrence, are preferred. Position in the list plays no other part, so reordered ranks still zip;
+  order of occurrence, are preferred. Position in the list plays no other part, so reordered ranks still zip. Operands
+  are compared after identities (:mod:`emerge.facts.sameness`), those of commutative operators in any order, and which
+  outputs of a multi-output operator are used may differ. What exists on some ranks only, such as an identity,
+  leaves no trace in the families behind it: their operand is a value that all members really read, as
+  it is or through identities;
 - collectives by issue order within their process group. Their operands may then be different families on different
   ranks: an ``emerge.mixed`` node joins them. The same happens at outputs, which are zipped by position.
 
 Device constants differ by rank and say nothing about values; they are dropped.
 
-The order of ``FamilyGraph.nodes`` respects data flow and follows rank 0; an order that exists only because of mutation
-must be looked up in the rank graphs (``FamilyGraph.graphs``).
+The order of ``FamilyGraph.nodes`` respects data flow and follows rank 0. Reads and writes of memory that is written in
+place keep the order of every rank; where ranks disagree these calls are left apart.
 """
 
 from __future__ import annotations
@@ -96,7 +100,9 @@ class FamilyNode:
     """A family of operator calls; the fields of :class:`emerge.graph.model.Node` with family names in ``Ref``.
 
     Attributes:
-        args, kwargs: as in a Node, with RankVector where scalars differ and Group in place of a process-group id.
+        args, kwargs: as in a Node, with RankVector where scalars differ and Group in place of a process-group id. The
+            operands of a commutative operator stand in the order of the lowest rank.
+        elements: types of the outputs used on any rank.
         ranks, members: as for inputs. A member of an ``emerge.mixed`` node is the value it takes on that rank.
         source, code, module, phase, extra: of the lowest rank.
         group: of a collective, else None. ``note``: :data:`UNPAIRED` or "".
@@ -139,7 +145,8 @@ class FamilyOutput:
 
     Attributes:
         name: the family, or None where these ranks have no value there (an unused gradient slot).
-        ranks: ranks this entry speaks of; ``members``: the output's name on each.
+        ranks: ranks this entry speaks of; ``members``: the output's name on each. Where that is an identity of a member
+            of the family it is not itself one.
     """
 
     position: int

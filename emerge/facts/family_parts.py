@@ -5,6 +5,7 @@ The algorithm itself is in :mod:`emerge.facts.zipping`.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ class Call:
         skeleton: number of everything that must agree except operands (operator, type, layout of the arguments).
         scalars: what may differ between ranks; ``refs``: operands, in a fixed order.
         fixed: the scalars that must agree within one process group (all but split sizes).
+        reads: of each operand, the value it is the same as and how many writes to its memory came before.
+        commutative: its two operands may be exchanged. ``identity``: it hands on its operand.
     """
 
     rank: int
@@ -43,7 +46,15 @@ class Call:
     collective: Collective | None = None
     group: tuple[int, ...] = ()
     group_id: str = ""
-    uses: tuple[int, int] = (0, 0)
+    uses: tuple[int, int, int] = (0, 0, 0)
+    reads: tuple[tuple[str, int], ...] = ()
+    commutative: bool = False
+    identity: bool = False
+
+    @property
+    def operands(self) -> tuple[tuple[str, int], ...]:
+        """``reads`` as far as they tell calls of one operator apart."""
+        return tuple(sorted(self.reads)) if self.commutative else self.reads
 
 
 @dataclass(slots=True, eq=False)
@@ -102,9 +113,11 @@ def paired(batch: list[Call], free: list[Family]) -> list[tuple[Call, Family | N
     fits: tuple[Callable[[Call], Any], ...] = (
         lambda c: (c.scalars, c.uses[0]),
         lambda c: (c.scalars, c.uses[1]),
+        lambda c: (c.scalars, c.uses[2]),
         lambda c: c.scalars,
         lambda c: c.uses[0],
         lambda c: c.uses[1],
+        lambda c: c.uses[2],
         lambda c: None,
     )
     for fit in fits:
@@ -120,6 +133,39 @@ def paired(batch: list[Call], free: list[Family]) -> list[tuple[Call, Family | N
                     chosen[call.position] = family
                     used.add(family.uid)
     return [(c, chosen.get(c.position)) for c in batch]
+
+
+def sorted_families(families: list[Family], before: dict[int, list[int]]) -> tuple[list[Family], list[Family]]:
+    """Families such that each comes after those ``before`` it, else by ``order``; and those on (or between) cycles.
+
+    Args:
+        families: at the positions of their ``uid``.
+        before: by ``uid``, with repetitions.
+    """
+    waiting = {uid: len(found) for uid, found in before.items()}
+    users: dict[int, list[Family]] = {}
+    for family in families:
+        for uid in before[family.uid]:
+            users.setdefault(uid, []).append(family)
+    heap = [(f.item is None, f.order, f.uid) for f in families if not before[f.uid]]
+    heapq.heapify(heap)
+    order: list[Family] = []
+    while heap:
+        family = families[heapq.heappop(heap)[2]]
+        order.append(family)
+        for user in users.get(family.uid, ()):
+            waiting[user.uid] -= 1
+            if waiting[user.uid] == 0:
+                heapq.heappush(heap, (True, user.order, user.uid))
+    done = {f.uid for f in order}
+    stuck = [f for f in families if f.uid not in done]
+    while stuck:  # what lies behind a cycle is not to blame
+        read = {uid for f in stuck for uid in before[f.uid]}
+        kept = [f for f in stuck if f.uid in read]
+        if len(kept) == len(stuck):
+            break
+        stuck = kept
+    return order, stuck
 
 
 def merged(values: list[Any]) -> Any:
@@ -157,12 +203,15 @@ def family_node(index: int, family: Family) -> FamilyNode:
     whole = first.collective is None and all(c.scalars == first.scalars for c in calls)
     operands = iter([f.name for f in family.operands])
     n = first.node
+    elements: dict[int, TensorType] = {}
+    for c in calls:
+        elements.update(c.node.elements)
     args = [combined(list(items), operands, whole) for items in zip(*(c.args for c in calls))]
     kwargs = {k: combined([c.kwargs[k] for c in calls], operands, whole) for k in sorted(first.kwargs)}
     return FamilyNode(
         id=index, name=family.name, op=n.op, args=args, kwargs={k: kwargs[k] for k in first.kwargs}, dtype=n.dtype,
         shape=n.shape, ranks=tuple(c.rank for c in calls), members={c.rank: c.node.name for c in calls},
-        is_tuple=n.is_tuple, is_scalar=n.is_scalar, elements=dict(n.elements),
+        is_tuple=n.is_tuple, is_scalar=n.is_scalar, elements=dict(sorted(elements.items())),
         const=merged([c.node.const for c in calls]), has_const=n.has_const,
         source=n.source, code=n.code, module=n.module, phase=n.phase,
         group=Group(tuple(c.group for c in calls)) if first.collective is not None else None,

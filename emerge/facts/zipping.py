@@ -6,9 +6,8 @@ meet families with the same (already known) operand families. So every call is l
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from emerge.facts.collectives import Collective, collective_of
@@ -23,10 +22,15 @@ from emerge.facts.family_parts import (
     mixed_node,
     no_device,
     paired,
+    sorted_families,
     walk,
 )
+from emerge.facts.sameness import RankValues, is_commutative
 from emerge.graph.model import Graph, Node, TensorType
 from emerge.util.errors import GraphError
+
+#: Calls of a multi-output operator whose element types contradict are kept apart by trying this many groups of calls.
+_VARIANTS = 8
 
 
 class Zipper:
@@ -47,36 +51,78 @@ class Zipper:
         self.world = len(graphs)
         self.problems: list[str] = []
         self.types = [g.types() for g in graphs]
+        self.values = [RankValues(g, t) for g, t in zip(graphs, self.types)]
         self._numbers: dict[Any, int] = {}
         self.calls = [[self._call(r, p, n) for p, n in enumerate(g.nodes)] for r, g in enumerate(graphs)]
         for r in range(self.world):
             self._number_uses(r)
         self.slot_of = self._slots()
         self.apart: set[Any] = set()  # slots whose calls are not zipped, because that would close a cycle
+        self.alone: set[int] = set()  # ids of other calls that are not zipped, for the same reason
 
     def run(self) -> FamilyGraph:
-        """Zips; where ranks issue collectives in crossed orders, joining them closes a cycle: then without these."""
+        """Zips; where ranks do things in crossed orders, joining them closes a cycle: then without these."""
         while True:
             self.families: list[Family] = []
             self.of: list[dict[str, Family]] = [{} for _ in self.graphs]
             self.joins: dict[Any, Family] = {}
+            self.variants: dict[Any, list[dict[int, TensorType]]] = {}
             self._zip_inputs()
             self._zip_nodes()
             for family in list(self.families):
                 self._join_operands(family)
+            if self._writes_to_join():
+                continue
             outputs = self._zip_outputs()
             order, stuck = self._sorted()
             if not stuck:
                 return self._built(order, outputs)
-            crossed = {s for f in stuck for s in f.slots}
-            assert crossed - self.apart, "a cycle must go through a collective"
-            self.apart |= crossed
-            calls = [c for f in stuck for c in list(f.calls.values())[:2] if f.slots]
+            self._take_apart(stuck)
+
+    def _writes_to_join(self) -> bool:
+        """Keeps apart collectives that write in place to different families: a join of these cannot be written to."""
+        found = [
+            f
+            for f in self.families
+            if f.slots and any(o.pieces for o in f.operands)
+            and any(c.node.name in self.values[r].writers for r, c in f.calls.items())
+        ]  # fmt: skip
+        for family in found:
+            self.apart |= family.slots
             self.problems.append(
-                "collectives are issued in crossed orders on different ranks (a deadlock when executed): "
-                + "; ".join(self._where(c) for c in calls[:4])
-                + "; they are left apart, rank by rank"
+                "a collective writes in place to what ranks compute differently: "
+                + "; ".join(self._where(c) for c in list(family.calls.values())[:2])
+                + "; it is left apart, rank by rank"
             )
+        return bool(found)
+
+    def _take_apart(self, stuck: list[Family]) -> None:
+        """Keeps apart what closes a cycle: first what reads and writes memory, then collectives.
+
+        One of the two grows: edges between other families hold on all ranks of the later one, and so do edges between
+        families of one rank; a cycle of these would be a cycle in the graph of a rank.
+        """
+        uids = {f.uid for f in stuck}
+        fixed = {f.uid: f for pair in self._memory_order() if uids.issuperset(g.uid for g in pair) for f in pair}
+        writers = [f for f in fixed.values() if len(f.calls) > 1]
+        if writers:
+            self.apart |= {s for f in writers for s in f.slots}
+            self.alone |= {id(c) for f in writers for c in f.calls.values()}
+            self.problems.append(
+                "memory is read and written in place in different orders on different ranks: "
+                + "; ".join(self._where(c) for c in list(writers[0].calls.values())[:2])
+                + "; such reads and writes are left apart, rank by rank"
+            )
+            return
+        crossed = {s for f in stuck for s in f.slots}
+        assert crossed - self.apart, "a cycle must go through a collective"
+        self.apart |= crossed
+        calls = [c for f in stuck for c in list(f.calls.values())[:2] if f.slots]
+        self.problems.append(
+            "collectives are issued in crossed orders on different ranks (a deadlock when executed): "
+            + "; ".join(self._where(c) for c in calls[:4])
+            + "; they are left apart, rank by rank"
+        )
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -102,7 +148,8 @@ class Zipper:
         refs: list[str] = []
         skeleton = (
             node.op, node.dtype, node.shape, node.is_tuple, node.is_scalar, node.has_const,
-            tuple(sorted((k, t.dtype, t.shape) for k, t in node.elements.items())),
+            # which outputs of an ordinary call are used may differ between ranks
+            tuple(sorted((k, t.dtype, t.shape) for k, t in node.elements.items())) if collective is not None else None,
             tuple([walk(a, scalars, refs) for a in args]),
             tuple([(k, walk(kwargs[k], scalars, refs)) for k in sorted(kwargs)]),
             walk(node.const, scalars, refs) if node.has_const else None,
@@ -114,9 +161,12 @@ class Zipper:
                 if p not in collective.varying:
                     walk(a, kept, [])
             fixed = tuple(kept)
+        values = self.values[rank]
         return Call(
             rank, position, node, args, kwargs, self._number(skeleton), tuple(scalars), tuple(refs), fixed,
             collective, group, group_id,
+            reads=tuple([(values.root(name), values.version(node.name, name)) for name in refs]),
+            commutative=is_commutative(node), identity=node.name in values.through,
         )  # fmt: skip
 
     def _resolve(self, collective: Collective, rank: int, node: Node) -> tuple[tuple[int, ...], str]:
@@ -156,19 +206,33 @@ class Zipper:
         return tuple(ranks), gid
 
     def _number_uses(self, rank: int) -> None:
-        """Numbers the way each call is used: all that follows it, and its direct consumers only (scalars ignored)."""
-        consumers: dict[str, list[tuple[int, int, int]]] = {}
+        """Numbers the way each call is used: all that follows it, the same but for the order of operands that may be
+        exchanged, and its direct consumers only. Scalars are ignored and identities looked through.
+        """
+        values = self.values[rank]
+        consumers: dict[str, list[tuple[int, int, int, int, int]]] = {}
         for i, out in enumerate(self.graphs[rank].outputs):
             if out is not None:
-                consumers.setdefault(out, []).append((-1, i, 0))
+                for name in {out, values.root(out)}:
+                    consumers.setdefault(name, []).append((-1, i, i, 0, 0))
         for call in reversed(self.calls[rank]):
-            used = sorted(consumers.get(call.node.name, ()))
+            used = consumers.get(call.node.name, [])
+            ordered, loose, direct = [], [], []
+            for skeleton, k, place, after, loosely in used:
+                ordered.append((skeleton, k, after))
+                loose.append((skeleton, place, loosely))
+                direct.append((skeleton, place))
             call.uses = (
-                self._number(("uses", tuple(used))),
-                self._number(("consumers", tuple([(skeleton, k) for skeleton, k, _ in used]))),
+                self._number(("uses", tuple(sorted(ordered)))),
+                self._number(("loose", tuple(sorted(loose)))),
+                self._number(("consumers", tuple(sorted(direct)))),
             )
-            for k, name in enumerate(call.refs):
-                consumers.setdefault(name, []).append((call.skeleton, k, call.uses[0]))
+            for k, (name, (root, _)) in enumerate(zip(call.refs, call.reads)):
+                entry = (call.skeleton, k, 0 if call.commutative else k, call.uses[0], call.uses[1])
+                if name != root:
+                    consumers.setdefault(name, []).append(entry)
+                if not call.identity:
+                    consumers.setdefault(root, []).append(entry)
 
     # -- inputs ---------------------------------------------------------------------------------------------------
 
@@ -232,16 +296,52 @@ class Zipper:
             batches: dict[Any, list[Call]] = {}
             for call in calls:
                 if id(call) not in self.slot_of:
-                    batches.setdefault((call.skeleton, call.refs), []).append(call)
+                    batches.setdefault((call.skeleton, call.operands), []).append(call)
             for call in calls:
                 slot = self.slot_of.get(id(call))
                 if slot is not None:
                     self._place_collective(call, slot, by_key, slots)
                 elif call.node.name not in of:  # else placed with its batch
-                    key = (call.skeleton, tuple([of[name].uid for name in call.refs]))
-                    free = [f for f in by_key.get(key, ()) if r not in f.taken]
-                    for c, family in paired(batches[call.skeleton, call.refs], free):
-                        self._place(c, family or self._keyed(key, by_key))
+                    self._place_batch(batches[call.skeleton, call.operands], by_key)
+
+    def _place_batch(self, batch: list[Call], by_key: dict[Any, list[Family]]) -> None:
+        """Places calls of one operator with the same operands."""
+        rank = batch[0].rank
+        if self.alone:
+            for call in batch:
+                if id(call) in self.alone:
+                    self._place(call, self._new_family())
+            batch = [c for c in batch if id(c) not in self.alone]
+            if not batch:
+                return
+        key = (batch[0].skeleton, self._operand_key(batch[0]))
+        groups = {key: batch}
+        if batch[0].node.is_tuple:
+            groups = {}
+            for call in batch:
+                groups.setdefault(self._variant(key, call), []).append(call)
+        for variant, calls in groups.items():
+            free = [f for f in by_key.get(variant, ()) if rank not in f.taken]
+            for c, family in paired(calls, free):
+                self._place(c, family or self._keyed(variant, by_key))
+
+    def _operand_key(self, call: Call) -> tuple[tuple[int, int], ...]:
+        of = self.of[call.rank]
+        key = [(of[root].uid, version) for root, version in call.reads]
+        return tuple(sorted(key)) if call.commutative else tuple(key)
+
+    def _variant(self, key: Any, call: Call) -> Any:
+        """The key with a number, such that calls with contradicting types of a used output have different ones."""
+        elements = call.node.elements
+        variants = self.variants.setdefault(key, [])
+        for number, known in enumerate(variants):
+            if all(known.get(i, t) == t for i, t in elements.items()):
+                known.update(elements)
+                return (*key, number)
+        if len(variants) == _VARIANTS:  # more would not be linear
+            return (*key, tuple(sorted((i, t.dtype, t.shape) for i, t in elements.items())))
+        variants.append(dict(elements))
+        return (*key, len(variants) - 1)
 
     def _keyed(self, key: Any, by_key: dict[Any, list[Family]]) -> Family:
         family = self._new_family()
@@ -267,7 +367,7 @@ class Zipper:
             met = slots.setdefault(slot, [])
             known = next((f for s, f in met if s == signature), None)
             if known is None:
-                key = ("collective", call.skeleton, tuple([self.of[call.rank][name].uid for name in call.refs]))
+                key = ("collective", call.skeleton, self._operand_key(call))
                 free = [] if met else [f for f in by_key.get(key, ()) if f.taken.isdisjoint(call.group)]
                 known = paired([call], free)[0][1] or self._keyed(key, by_key)
                 known.taken.update(call.group)
@@ -340,30 +440,56 @@ class Zipper:
     def _join_operands(self, family: Family) -> None:
         if not family.calls:
             return
-        first = next(iter(family.calls.values()))
-        for k, name in enumerate(first.refs):
-            if first.collective is None or len(family.calls) == 1:
-                family.operands.append(self.of[first.rank][name])
-            else:
-                members = {r: c.refs[k] for r, c in family.calls.items()}
-                family.operands.append(self._joined(members, f"{first.node.name}.operand{k}"))
+        calls = list(family.calls.values())
+        first = calls[0]
+        for k, (name, (root, _)) in enumerate(zip(first.refs, first.reads)):
+            if (first.collective is None or len(calls) == 1) and name == root:
+                family.operands.append(self.of[first.rank][root])
+                continue
+            places = {c.rank: self._place_of(first, c, k) for c in calls}
+            members = {c.rank: c.refs[places[c.rank]] for c in calls}
+            versions = tuple([c.reads[places[c.rank]][1] for c in calls])
+            family.operands.append(self._joined(members, f"{first.node.name}.operand{k}", versions))
 
-    def _joined(self, members: dict[int, str], name: str) -> Family:
-        """The family of these members (all of one type); a mixed one when they belong to different families."""
-        pieces = {r: self.of[r][member] for r, member in sorted(members.items())}
+    def _place_of(self, first: Call, call: Call, k: int) -> int:
+        """Where ``call`` has what is operand ``k`` of ``first``, a call of the same family."""
+        if not call.commutative or call is first:
+            return k
+        mine, other = call.reads[0], first.reads[0]
+        same = self.of[call.rank][mine[0]] is self.of[first.rank][other[0]] and mine[1] == other[1]
+        return k if same else 1 - k
+
+    def _joined(self, members: dict[int, str], name: str, versions: Any) -> Family:
+        """The family that has these values (all of one type); a mixed one when they belong to different families.
+
+        Args:
+            versions: tell apart what the same names stand for at different times.
+        """
+        members = {r: self._shared(r, member) for r, member in sorted(members.items())}
+        pieces = {r: self.of[r][member] for r, member in members.items()}
         families = {f.uid: f for f in pieces.values()}
         if len(families) == 1:
             return next(iter(families.values()))
-        key = tuple((r, f.uid) for r, f in pieces.items())
+        roots = {self.of[r][self.values[r].root(member)].uid for r, member in members.items()}
+        if len(roots) == 1:
+            return self.families[roots.pop()]
+        key = (versions, tuple((r, f.uid) for r, f in pieces.items()))
         if key not in self.joins:
             family = self._new_family()
-            family.members = dict(sorted(members.items()))
+            family.members = members
             family.pieces = pieces
             family.operands = list(families.values())
             family.type = next(iter(pieces.values())).type
             family.name = name
             self.joins[key] = family
         return self.joins[key]
+
+    def _shared(self, rank: int, member: str) -> str:
+        """The member, or the first value it is the same as whose family is on all ranks, if there is one."""
+        for name in self.values[rank].path(member):
+            if len(self.of[rank][name].members) == self.world:
+                return name
+        return member
 
     def _zip_outputs(self) -> list[tuple[int, Family | None, dict[int, str | None]]]:
         counts = [len(g.outputs) for g in self.graphs]
@@ -385,8 +511,14 @@ class Zipper:
                     parts.setdefault(kind, {})[r] = name
             for members in parts.values():
                 named = {r: n for r, n in members.items() if n is not None}
-                out.append((position, self._joined(named, f"output{position}") if named else None, members))
+                joined = self._joined(named, f"output{position}", self._final(named)) if named else None
+                out.append((position, joined, members))
         return out
+
+    def _final(self, named: dict[int, str]) -> Any:
+        """What tells the values at the end of the ranks from earlier ones; that of an operand where nobody writes."""
+        last = tuple([self.values[r].last.get(name) for r, name in named.items()])
+        return last if any(last) else (0,) * len(named)
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
@@ -407,30 +539,24 @@ class Zipper:
             if family.pieces:
                 last = max(p.order[0] if p.calls else -1 for p in family.operands)
                 family.order = (last, self.world, family.uid)
-        waiting = {f.uid: len(f.operands) for f in self.families}
-        users: dict[int, list[Family]] = {}
-        for family in self.families:
-            for operand in family.operands:
-                users.setdefault(operand.uid, []).append(family)
-        heap = [(f.item is None, f.order, f.uid) for f in self.families if not f.operands]
-        heapq.heapify(heap)
-        order: list[Family] = []
-        while heap:
-            family = self.families[heapq.heappop(heap)[2]]
-            order.append(family)
-            for user in users.get(family.uid, ()):
-                waiting[user.uid] -= 1
-                if waiting[user.uid] == 0:
-                    heapq.heappush(heap, (True, user.order, user.uid))
-        done = {f.uid for f in order}
-        stuck = [f for f in self.families if f.uid not in done]
-        while stuck:  # what lies behind a cycle is not to blame
-            read = {o.uid for f in stuck for o in f.operands}
-            kept = [f for f in stuck if f.uid in read]
-            if len(kept) == len(stuck):
-                break
-            stuck = kept
-        return order, stuck
+        before = {f.uid: [o.uid for o in f.operands] for f in self.families}
+        for earlier, later in self._memory_order():
+            before[later.uid].append(earlier.uid)
+        return sorted_families(self.families, before)
+
+    def _memory_order(self) -> Iterator[tuple[Family, Family]]:
+        """(earlier, later) families by the order in which ranks read and write memory."""
+        for of, values in zip(self.of, self.values):
+            for earlier, later in values.order:
+                yield of[earlier], of[later]
+            for writer, reader in values.after:
+                for joined in of[reader].operands:
+                    if joined.pieces:
+                        yield of[writer], joined
+        for (versions, pieces), joined in self.joins.items():
+            for last, (r, _) in zip(versions, pieces):
+                if type(last) is str:  # what is joined at an output
+                    yield self.of[r][last], joined
 
     def _built(
         self, order: list[Family], outputs: list[tuple[int, Family | None, dict[int, str | None]]]

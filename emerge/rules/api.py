@@ -104,7 +104,8 @@ def show_rule(name: str, extra: Sequence[Path | str] = ()) -> str:
         lines.append("  no certificate for this text; emerge rules check validates it")
     else:
         lines.append(
-            f"  {found.evidence}: {found.facts} instances behind true facts on {found.pairs} pairs and {found.meshes} meshes, "
+            f"  {found.evidence}: {found.facts} instances behind true facts on {found.pairs} pairs and "
+            f"{found.meshes} meshes, "
             f"seed {found.seed}, torch {found.torch}, {found.device}, {found.dtype}"
         )
     return "\n".join([*lines, *(f"    {c}" for c in law.clauses)])
@@ -159,9 +160,8 @@ def _report(laws: list[Law], outcome: Outcome) -> list[str]:
     for law in laws:
         if law.name in outcome.certificates:
             found = outcome.certificates[law.name]
-            lines.append(
-                f"pass  {law.name}: {found.facts} instances behind true facts, {found.pairs} pairs, {found.meshes} meshes"
-            )
+            counts = f"{found.facts} instances behind true facts, {found.pairs} pairs, {found.meshes} meshes"
+            lines.append(f"pass  {law.name}: {counts}")
         else:
             refusal = outcome.refusals[law.name]
             word = "FALSE" if refusal.refuted else "open "

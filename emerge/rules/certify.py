@@ -206,8 +206,8 @@ def _certify_clauses(
         else:
             out.refusals[name] = Refusal(
                 name, False,
-                f"it has {facts[name]} instances behind true facts on {in_pairs[name]} pairs and {len(meshes[name])} meshes of "
-                f"{out.examined} examined; at least {MIN_FACTS}, {MIN_PAIRS} and {MIN_MESHES} are needed",
+                f"it has {facts[name]} instances behind true facts on {in_pairs[name]} pairs and {len(meshes[name])} meshes "
+                f"of {out.examined} examined; at least {MIN_FACTS}, {MIN_PAIRS} and {MIN_MESHES} are needed",
             )  # fmt: skip
 
 

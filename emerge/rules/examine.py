@@ -120,7 +120,8 @@ def _attribute(out: Examination) -> None:
         roots.add(first)
         laws, premises = _cut(first, steps)
         out.failed.append(
-            FalseFact(out.pair.name, first, tuple(sorted(laws)), out.outcomes[first].detail, fact_text(out.derivation, first),
+            FalseFact(out.pair.name, first, tuple(sorted(laws)), out.outcomes[first].detail,
+                      fact_text(out.derivation, first),
                       tuple(fact_text(out.derivation, p) for p in sorted(premises, key=repr)))
         )  # fmt: skip
 

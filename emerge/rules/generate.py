@@ -1,4 +1,4 @@
-"""Seeded random pairs: scenes that make every law fire, random compositions of operators, and faulty implementations."""
+"""Seeded random pairs: scenes that make every law fire, random compositions, and faulty implementations."""
 
 from __future__ import annotations
 

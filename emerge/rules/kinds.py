@@ -1,7 +1,7 @@
 """How the lowering spells the kinds of bodies that the tables of ``datalog/signatures`` speak about, and their laws.
 
-``linear_in``, ``linear_all``, ``monotone_in``, ``extremum_of`` and ``commutative`` are claims about a kind whatever its attributes: each
-spelling of the kind is written as a graph of one operator, lowered (to see that it is of the kind) and executed.
+``linear_in``, ``linear_all``, ``monotone_in``, ``extremum_of`` and ``commutative`` are claims about a kind whatever
+its attributes: each spelling of the kind is written as a graph of one operator, lowered (to see that it is of the kind) and executed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Shapes = tuple[tuple[int, ...], ...]
 class Spelling:
     """One operator call: types and shapes of its operands and how it is written.
 
-    Types are ``float64``, ``int64``, ``bool``, ``index`` (positions in dimension 0 of the first operand) and ``offsets``
-    (ends of groups of its rows).
+    Types are ``float64``, ``int64``, ``bool``, ``index`` (positions in dimension 0 of the first operand) and
+    ``offsets`` (ends of groups of its rows).
     """
 
     name: str
@@ -76,12 +76,12 @@ def _spellings() -> Iterator[Spelling]:
             f"reshape of {dtype}", (dtype,), lambda a, b, c: ((6, 10),), lambda w, x: w.op("reshape", x[0], [4, 15])
         )
         yield Spelling(f"zeros under a mask of {dtype}", (dtype, "bool"), _same(2), _call("masked_fill.Scalar", 0))
-    for op in ("bitwise_and.Tensor", "bitwise_or.Tensor", "logical_and", "logical_or", "add.Tensor", "mul.Tensor", "eq.Tensor",
-               "ne.Tensor", "maximum"):  # fmt: skip
+    for op in ("bitwise_and.Tensor", "bitwise_or.Tensor", "logical_and", "logical_or", "add.Tensor", "mul.Tensor",
+               "eq.Tensor", "ne.Tensor", "maximum"):  # fmt: skip
         yield _plain(op, 2, dtype="bool")
-    for op in ("exp", "log", "tanh", "sigmoid", "relu", "sqrt", "silu", "abs", "square", "rsqrt", "reciprocal", "sin", "cos",
-               "erf", "floor", "softplus", "log1p", "expm1", "exp2", "log2", "gelu", "elu", "atan", "sinh", "cosh", "sign",
-               "ceil", "round", "trunc", "mish", "hardtanh", "hardswish", "relu6", "tan"):  # fmt: skip
+    for op in ("exp", "log", "tanh", "sigmoid", "relu", "sqrt", "silu", "abs", "square", "rsqrt", "reciprocal", "sin",
+               "cos", "erf", "floor", "softplus", "log1p", "expm1", "exp2", "log2", "gelu", "elu", "atan", "sinh", "cosh",
+               "sign", "ceil", "round", "trunc", "mish", "hardtanh", "hardswish", "relu6", "tan"):  # fmt: skip
         yield _plain(op, 1)
     yield _plain("leaky_relu", 1, 0.1)
     yield _plain("leaky_relu", 1, -0.5)
@@ -195,7 +195,7 @@ def _draw(dtype: str, shapes: Shapes, k: int, generator: Any) -> Any:
 
 
 def check_kind(relation: str, kind: str, second: int | str | None, seed: int, samples: int = 6) -> Finding:
-    """Tests ``relation(kind, second)`` on every spelling of the kind; ``second`` is a set of operands or a reduction."""
+    """Tests ``relation(kind, second)`` on every spelling; ``second`` is a set of operands or a reduction."""
     import torch
 
     claim = f"{relation}({kind}{'' if second is None else f', {second}'})"

@@ -1,4 +1,4 @@
-"""The laws of a program: what they are made of, the static conditions on them, and the hash a certificate is bound to."""
+"""The laws of a program: what they are made of, the conditions on them, the hash a certificate is bound to."""
 
 from __future__ import annotations
 

@@ -56,18 +56,23 @@ def partial_sums(b: Build) -> None:
         return y.ref if r else y.imp
 
     tried = [
-        ("add.Tensor", lambda r: [p(r), q(r)]), ("sub.Tensor", lambda r: [q(r), p(r)]), ("mul.Tensor", lambda r: [p(r), q(r)]),
-        ("mul.Tensor", lambda r: [p(r), p(r)]), ("div.Tensor", lambda r: [p(r), q(r)]), ("div.Tensor", lambda r: [q(r), p(r)]),
-        ("add.Tensor", lambda r: [p(r), p(r)]), ("sub.Tensor", lambda r: [p(r), p(r)]), ("add.Tensor", lambda r: [p(r), 0.5]),
+        ("add.Tensor", lambda r: [p(r), q(r)]), ("sub.Tensor", lambda r: [q(r), p(r)]),
+        ("mul.Tensor", lambda r: [p(r), q(r)]),
+        ("mul.Tensor", lambda r: [p(r), p(r)]), ("div.Tensor", lambda r: [p(r), q(r)]),
+        ("div.Tensor", lambda r: [q(r), p(r)]),
+        ("add.Tensor", lambda r: [p(r), p(r)]), ("sub.Tensor", lambda r: [p(r), p(r)]),
+        ("add.Tensor", lambda r: [p(r), 0.5]),
         ("mul.Tensor", lambda r: [p(r), 0.5]), ("neg", lambda r: [p(r)]), ("relu", lambda r: [p(r)]),
         ("cumsum", lambda r: [p(r), 1]), ("cumprod", lambda r: [p(r), 1]), ("_softmax", lambda r: [p(r), 1, False]),
         ("masked_fill.Scalar", lambda r: [p(r), cond[0 if r else 1], 0.0]),
         ("masked_fill.Scalar", lambda r: [p(r), cond[0 if r else 1], 1.0]),
-        ("mul.Tensor", lambda r: [p(r), cond[0 if r else 1]]), ("where.self", lambda r: [cond[0 if r else 1], p(r), q(r)]),
+        ("mul.Tensor", lambda r: [p(r), cond[0 if r else 1]]),
+        ("where.self", lambda r: [cond[0 if r else 1], p(r), q(r)]),
         ("sum.dim_IntList", lambda r: [p(r), [1], True]), ("mean.dim", lambda r: [p(r), [1], True]),
         ("amax", lambda r: [p(r), [1], True]), ("slice.Tensor", lambda r: [p(r), 1, 1, b.sizes["h"]]),
         ("flip", lambda r: [p(r), [1]]), ("tril", lambda r: [p(r)]), ("constant_pad_nd", lambda r: [p(r), [1, 2], 0.0]),
-        ("constant_pad_nd", lambda r: [p(r), [1, 2], 1.0]), ("cat", lambda r: [[p(r), p(r)], 1]), ("cat", lambda r: [[p(r), q(r)], 1]),
+        ("constant_pad_nd", lambda r: [p(r), [1, 2], 1.0]), ("cat", lambda r: [[p(r), p(r)], 1]),
+        ("cat", lambda r: [[p(r), q(r)], 1]),
         ("roll", lambda r: [p(r), [1], [1]]), ("addcmul", lambda r: [p(r), q(r), q(r)]),
         ("clamp", lambda r: [p(r), -0.5, 0.5]),
         ("reshape", lambda r: [p(r), [b.sizes["h"], b.sizes["t"]]]), ("pow.Tensor_Scalar", lambda r: [p(r), 2]),
@@ -122,6 +127,11 @@ def infinities(b: Build) -> None:
     else:
         times = b.imp.op("where.self", keep[1], low[1], b.imp.op("zeros_like", low[1]))
     b.keep(Val(zero, times, ("t", "v"), (None, axis)))
+    # -inf * 0 is undefined where writing a zero is not
+    gone = b.both("logical_not", m.arguments())
+    other = b.both("masked_fill.Scalar", x.arguments(Val(*gone, (), ()), float("-inf")))
+    zero = b.reference.op("masked_fill.Scalar", other[0], gone[0], 0.0)
+    b.keep(Val(zero, b.imp.op("mul.Tensor", other[1], m.imp), ("t", "v"), (None, axis)))
     e = b.both("exp", lambda r: [low[0 if r else 1]])
     v = b.keep(Val(*e, ("t", "v"), (None, axis)))
     total = b.both("sum.dim_IntList", lambda r: [v.ref if r else v.imp, [1]])

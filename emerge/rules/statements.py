@@ -20,6 +20,8 @@ from emerge.rules.pair import Executed
 
 #: Relative tolerance in float64; a false statement about distinct random values is off by far more.
 RELATIVE = 1e-8
+#: A tensor whose values are all smaller than this is compared on this scale (cancellation leaves rounding errors).
+SMALL = 1e-4
 #: Values beyond this come from overflow and say nothing.
 HUGE = 1e100
 
@@ -360,7 +362,7 @@ def _equal(reference: Any, found: Any, amount: Any) -> Outcome:
     finite = torch.isfinite(left) & torch.isfinite(right)
     largest = float(left[torch.isfinite(left)].abs().max()) if bool(torch.isfinite(left).any()) else 0.0
     finite_size = torch.where(torch.isfinite(size), size, torch.zeros_like(size))
-    bound = RELATIVE * torch.clamp(torch.maximum(finite_size, left.abs().nan_to_num(0, 0, 0)), min=min(largest, 1.0))
+    bound = RELATIVE * torch.clamp(torch.maximum(finite_size, left.abs().nan_to_num(0, 0, 0)), min=min(max(largest, SMALL), 1.0))
     close = finite & ((left - right).abs() <= bound)
     wrong = (claimed & ~same_infinity & ~close).nonzero()
     if not len(wrong):

@@ -11,7 +11,8 @@ from emerge.rules.writer import Unwritable
 
 #: Unary functions that are safe on any finite input, with their attributes.
 UNARY: list[tuple[str, tuple[Any, ...]]] = [
-    *[(n, ()) for n in ("tanh", "sigmoid", "relu", "silu", "sin", "cos", "erf", "abs", "neg", "square", "atan")], ("softplus", ()),
+    *[(n, ()) for n in ("tanh", "sigmoid", "relu", "silu", "sin", "cos", "erf", "abs", "neg", "square", "atan")],
+    ("softplus", ()),
     ("gelu", ()), ("leaky_relu", (0.1,)), ("elu", ()), ("clamp", (-0.7, 0.9)), ("pow.Tensor_Scalar", (2,)),
     ("pow.Tensor_Scalar", (3,)), ("mul.Tensor", (1.7,)), ("add.Tensor", (0.3,)), ("div.Tensor", (1.9,)),
     ("sub.Tensor", (0.4,)), ("rsub.Scalar", (0.6,)), ("hardtanh", ()), ("mish", ()), ("floor", ()), ("sign", ()),

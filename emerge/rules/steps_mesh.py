@@ -66,8 +66,8 @@ def _gather(b: Build, v: Val, d: int) -> bool:
         # all-to-all: dimension e is scattered, d joined
         e = b.pick(options)
         if b.rng.random() < 0.5:
-            target = [n * k if x == d else n // k if x == e else n for x, n in enumerate(local)]
-            imp = b.imp.op("_dtensor.shard_dim_alltoall.default", v.imp, d, e, axis, gives=("float64", target))
+            shape_after = [n * k if x == d else n // k if x == e else n for x, n in enumerate(local)]
+            imp = b.imp.op("_dtensor.shard_dim_alltoall.default", v.imp, d, e, axis, gives=("float64", shape_after))
         else:
             front = [e, *[x for x in range(len(local)) if x != e]]
             moved = b.imp.op("permute", v.imp, front)

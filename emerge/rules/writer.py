@@ -122,7 +122,10 @@ class Writer:
         for rank, (graph, types) in enumerate(zip(self.graphs, self._types)):
             position = _at(index, rank)
             node = next(n for n in reversed(graph.nodes) if n.name == source.name)
-            node.elements[position] = types[source.name].elements[position]
+            known = types[source.name].elements
+            if position not in known:
+                raise Unwritable(f"{source.name} has no output {position}")
+            node.elements[position] = known[position]
         return self.op("operator.getitem", source, index)
 
     def shape(self, value: Ref) -> tuple[int, ...]:

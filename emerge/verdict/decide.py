@@ -200,9 +200,7 @@ def _refuted(
         nodes = refutation.witnesses[0].nodes if refutation.witnesses else []
         result.findings.append(execution_finding(structure, refutation.kind, refutation.reason, nodes))
     for divergence in refutation.diverging:
-        result.findings.append(
-            diverging_finding(structure, divergence.reference, divergence.implementation, refutation.output)
-        )
+        result.findings.append(diverging_finding(structure, divergence, refutation.output))
     if not result.findings:
         result.findings = frontier_findings(structure, unproved, "UNPROVED", "error")
     result.findings += mismatches(structure, unproved, "error")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
@@ -11,7 +11,7 @@ from emerge.facts.families import FamilyGraph, FamilyNode
 from emerge.facts.lower import Lowering
 from emerge.relate.alignment_text import Alignments, Partner
 from emerge.relate.derive import Derivation
-from emerge.verdict.types import Finding
+from emerge.verdict.types import DivergenceLike, Finding
 
 #: Findings listed per pair; the rest is counted in the last one's hint.
 MOST_FINDINGS = 20
@@ -151,6 +151,9 @@ class Structure:
         found = [o for o in dict.fromkeys(ops) if o in known]
         # A constant without a counterpart says little when an operator with operands stopped too.
         found = [o for o in found if self.operands[o]] or found
+        # Index arithmetic that is understood as a function of an index has no partner by design: an operator that
+        # reads nothing else is open because its other operands are.
+        found = [o for o in found if not self.operands[o] or any(map(self.aligned, self.operands[o]))] or found
         # Operators with an operand that is read as an index function, not aligned itself, come last.
         open_ops = {o for o in found if not all(self.aligned(a) for a in self.operands[o])}
         return sorted(found, key=lambda o: (o in open_ops, order.get(self.node_name(REFERENCE, o), 0), o))
@@ -209,8 +212,11 @@ def frontier_findings(structure: Structure, numbers: list[int], kind: str, sever
     merged: dict[str, list[int]] = {}
     for op in structure.frontier(numbers):
         merged.setdefault(structure.node_name(REFERENCE, op), []).append(op)
+    depths = {name: min(structure.depth(structure.result_of[o]) for o in ops) for name, ops in merged.items()}
     for name, ops in merged.items():
-        findings.append(_frontier_finding(structure, name, ops, kind, severity))
+        # Only what parts first is to blame for a refuted pair; the rest may follow from it.
+        later = severity == "error" and depths[name] > min(depths.values())
+        findings.append(_frontier_finding(structure, name, ops, kind, "note" if later else severity))
     if len(findings) > MOST_FINDINGS:
         rest = len(findings) - MOST_FINDINGS
         findings = findings[:MOST_FINDINGS]
@@ -257,12 +263,9 @@ def _frontier_finding(structure: Structure, name: str, ops: list[int], kind: str
     )
 
 
-def diverging_finding(structure: Structure, reference: str, implementation: Mapping[int, str], output: str) -> Finding:
-    """A node whose executed values differ while those of its operands agree.
-
-    Args:
-        implementation: rank -> the node in its place there; empty where none was found.
-    """
+def diverging_finding(structure: Structure, divergence: DivergenceLike, output: str) -> Finding:
+    """A node whose executed values differ while those of its operands agree; a note where others come before it."""
+    reference, implementation = divergence.reference, divergence.implementation
     families = list(dict.fromkeys(structure.family_name(rank, name) for rank, name in sorted(implementation.items())))
     node = structure.node(REFERENCE, reference)
     left = f"{reference!r} ({node.op})" if node is not None else repr(reference)
@@ -272,15 +275,22 @@ def diverging_finding(structure: Structure, reference: str, implementation: Mapp
         right = f"{families[0]!r} ({imp.op})" if imp is not None else repr(families[0])
     ops = [o for o, n in structure.lowering(REFERENCE).op_node.items() if n == reference and o in structure.result_of]
     texts = [t for op in ops for t in structure.operand_texts(op)]
+    made_by = list(dict.fromkeys(structure.family_name(rank, name) for rank, name in sorted(divergence.cause.items())))
+    message = (
+        f"executed values of reference node {left} and {right} differ while their operands agree "
+        f"(seen at output {output!r})"
+    )
+    if made_by:
+        cause = structure.node(IMPLEMENTATION, made_by[0])
+        message += f"; what differs comes from {made_by[0]!r}" + (f" ({cause.op})" if cause is not None else "")
     return Finding(
         "DIVERGES",
-        "error",
-        f"executed values of reference node {left} and {right} differ while their operands agree "
-        f"(seen at output {output!r})",
-        [reference],
+        "error" if divergence.first else "note",
+        message,
+        [reference, *divergence.also],
         structure.source(REFERENCE, reference),
-        [f"{rank}:{name}" for rank, name in sorted(implementation.items())],
-        next((s for f in families if (s := structure.source(IMPLEMENTATION, f))), None),
+        [f"{r}:{n}" for nodes in (divergence.cause, implementation) for r, n in sorted(nodes.items())],
+        next((s for f in (*made_by, *families) if (s := structure.source(IMPLEMENTATION, f))), None),
         found="; ".join(dict.fromkeys(texts)) or None,
         expected=f"an implementation value aligned with {reference!r}",
     )

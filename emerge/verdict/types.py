@@ -14,12 +14,24 @@ EVIDENCE = ("proved", "tested", "assumed")
 
 
 class DivergenceLike(Protocol):
-    """A reference node whose value differs while its operands agree, and the node in its place on every rank."""
+    """A reference node whose value differs while its operands agree, and the node in its place on every rank.
+
+    Attributes:
+        cause: per rank, the node that makes an operand of that one out of values that agree; may be empty.
+        also: further reference nodes at that place.
+        first: nothing parts at a smaller depth.
+    """
 
     @property
     def reference(self) -> str: ...
     @property
     def implementation(self) -> Mapping[int, str]: ...
+    @property
+    def cause(self) -> Mapping[int, str]: ...
+    @property
+    def also(self) -> Sequence[str]: ...
+    @property
+    def first(self) -> bool: ...
 
 
 class RefutationResult(Protocol):

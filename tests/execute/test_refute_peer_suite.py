@@ -138,6 +138,16 @@ def test_planted_faults_are_refuted_and_located(fault):
     assert found.diverging[0].reference == place
 
 
+def test_the_eps_of_an_inner_norm_shows_in_the_loss():
+    def edit(graphs: list[Graph]) -> None:
+        for graph in graphs:
+            argument("fused_layer_norm_affine_fwd_1", 4, 1e-6)(graph)
+
+    found = run("gpt_tp4_layer1", edit)
+    assert found.outcome == "refuted", found.reason
+    assert [d.reference for d in found.diverging] == ["fused_layer_norm_affine_fwd_1"]
+
+
 def test_a_wrong_offset_of_one_rank_leaves_its_table():
     found = run("gpt_tp2_layer1", lambda graphs: argument("sub", 1, 0)(graphs[1]))
     assert (found.outcome, found.kind) == ("refuted", "OUT_OF_RANGE")

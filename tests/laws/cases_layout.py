@@ -413,7 +413,6 @@ PIECES = [
         },
         {"x": "a b ~ a b"},
         ["a (tp b) ~ a b"],
-        unproved={"own chunk": "splits of which ranks use different outputs are not zipped"},
     ),
     LawCase(
         "cat",

@@ -166,7 +166,6 @@ STRUCTURE = [
         {"first": own_chunk("first")},
         {"x": "s k ~ s k"},
         ["s (tp k) ~ s k"],
-        unproved={"own": "splits of which ranks use different outputs are not zipped"},
     ),
 ]
 

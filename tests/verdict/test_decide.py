@@ -101,7 +101,9 @@ def test_an_execution_that_fails_leaves_unknown(tmp_path: Path) -> None:
 
 
 def test_a_refutation_gives_place_and_counterexample(tmp_path: Path) -> None:
-    divergence = SimpleNamespace(reference="add", implementation={0: "add", 1: "add"})
+    divergence = SimpleNamespace(
+        reference="add", implementation={0: "add", 1: "add"}, cause={}, also=(), first=True
+    )
     outcome = Outcome(
         "refuted", "output 'add' differs", difference=SimpleNamespace(max_abs_diff=2.5), sizes="reduced",
         vectors=[{"4": 3}], diverging=[divergence], assumptions=[("index_range", "ids", "why")],

@@ -11,6 +11,8 @@ from emerge.execute.precision import dtype_name
 
 def dropout_parts(call: Call, value: Any, p: float) -> tuple[Any, Any]:
     """Dropout with the caller's keep-mask: ``(value * mask / (1 - p), mask)``; all zeros for ``p = 1``."""
+    if p == 0.0:
+        return value, torch.ones_like(value, dtype=torch.bool)  # no mask is drawn, so none can differ
     shape = tuple(value.shape)
     mask = call.options.dropout_mask(call.node, shape).to(device=value.device, dtype=torch.bool)
     if tuple(mask.shape) != shape:
