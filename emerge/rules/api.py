@@ -152,7 +152,7 @@ def check_rules(
             {n: (laws[n].hash, r.reason) for n, r in outcome.refusals.items() if r.refuted and laws[n].shipped}
         )
         certificates.write_shipped(kept, false)
-    return CheckReport(_report(wanted, outcome), not outcome.refusals)
+    return CheckReport(_report(wanted, outcome), not outcome.refusals and not outcome.lowering)
 
 
 def _report(laws: list[Law], outcome: Outcome) -> list[str]:
@@ -166,6 +166,9 @@ def _report(laws: list[Law], outcome: Outcome) -> list[str]:
             refusal = outcome.refusals[law.name]
             word = "FALSE" if refusal.refuted else "open "
             lines.append(f"{word} {law.name} ({law.place}): {refusal.reason}")
+    lines += [f"FALSE lowering: {text}" for text in outcome.lowering[:10]]
+    if len(outcome.lowering) > 10:
+        lines.append(f"      and {len(outcome.lowering) - 10} more values that their lowering does not compute")
     lines.append(
         f"{len(outcome.certificates)} of {len(laws)} laws pass; {outcome.facts} facts on {outcome.examined} pairs, "
         f"{outcome.skipped} pairs could not be executed"

@@ -78,6 +78,7 @@ def scalar_function(kind: str, attrs: list[str], rank: int, scale: Fraction | No
         "and": torch.logical_and,
         "or": torch.logical_or,
         "xor": torch.logical_xor,
+        "cast": lambda x: x,
         "keep": lambda x, m: x * m,
         "fill": lambda x, m: x.masked_fill(m.bool(), integral(x, c())),
         "fill0": lambda x, m: x.masked_fill(m.bool(), 0),
@@ -93,11 +94,12 @@ def _attributes(body: str) -> list[str]:
     return name.split("#")[1:]
 
 
-def evaluate_body(form: Form, args: Sequence[Any], shape: tuple[int, ...], rank: int) -> Any:
+def evaluate_body(form: Form, args: Sequence[Any], shape: tuple[int, ...], rank: int, one_hot: bool = False) -> Any:
     """Result of a form, of the given shape.
 
     Args:
         args: operand values of their own shapes.
+        one_hot: the first operand of a contraction is a one-hot form, in which 0 * x is 0 whatever x is.
     Raises:
         NotEvaluable: the kind is not known here.
     """
@@ -111,7 +113,7 @@ def evaluate_body(form: Form, args: Sequence[Any], shape: tuple[int, ...], rank:
         return torch.tensor(number(attrs[0], rank), dtype=torch.float64).reshape(shape)
     spread = [_spread(form, k, a) for k, a in enumerate(args)]
     with torch.no_grad():
-        value = _apply(form, attrs, spread, rank)
+        value = _apply(form, attrs, spread, rank, one_hot)
     return _collect(form, value.expand(form.sizes) if form.sizes else value, shape)
 
 
@@ -166,7 +168,7 @@ def torch_bool() -> Any:
     return torch.bool
 
 
-def _apply(form: Form, attrs: list[str], args: list[Any], rank: int) -> Any:
+def _apply(form: Form, attrs: list[str], args: list[Any], rank: int, one_hot: bool) -> Any:
     import torch
 
     kind = form.kind
@@ -176,8 +178,7 @@ def _apply(form: Form, attrs: list[str], args: list[Any], rank: int) -> Any:
         return (args[0] == positions).to(torch.float64)
     if kind in ("dot", "lookup"):
         x, y = (a.to(torch.float64) for a in args)
-        # 0 * x = 0 for the one-hot operand, whatever x is
-        product = torch.where((x == 0) & _is_hot(x), torch.zeros_like(x * y), x * y)
+        product = torch.where((x == 0) & one_hot, torch.zeros_like(x * y), x * y)
         return _reduced(form, product)
     if kind in ("sum", "max", "min", "prod", "any", "all"):
         return _reduced(form, args[0])
@@ -188,10 +189,6 @@ def _apply(form: Form, attrs: list[str], args: list[Any], rank: int) -> Any:
     if function is None or any(r != "p" for r in form.roles):
         raise NotEvaluable(f"no executable meaning for {form.body}")
     return function(*args)
-
-
-def _is_hot(x: Any) -> Any:
-    return bool(((x == 0) | (x == 1)).all())
 
 
 def _along(form: Form, attrs: list[str], args: list[Any]) -> Any:

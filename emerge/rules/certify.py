@@ -61,10 +61,11 @@ class Refusal:
 
 @dataclass
 class Outcome:
-    """Result for a set of laws."""
+    """Result for a set of laws. ``lowering``: where execution contradicts the lowering that the laws speak about."""
 
     certificates: dict[str, Certificate] = field(default_factory=dict)
     refusals: dict[str, Refusal] = field(default_factory=dict)
+    lowering: list[str] = field(default_factory=list)
     examined: int = 0
     skipped: int = 0
     facts: int = 0
@@ -181,6 +182,7 @@ def _certify_clauses(
             continue
         out.examined += 1
         out.facts += len(found.outcomes)
+        out.lowering += [f"{text} [{pair.name}]" for text in found.lowering.values()]
         for name, times in found.fired.items():
             facts[name] += times
             in_pairs[name] += 1
@@ -206,8 +208,9 @@ def _certify_clauses(
         else:
             out.refusals[name] = Refusal(
                 name, False,
-                f"it has {facts[name]} instances behind true facts on {in_pairs[name]} pairs and {len(meshes[name])} meshes "
-                f"of {out.examined} examined; at least {MIN_FACTS}, {MIN_PAIRS} and {MIN_MESHES} are needed",
+                f"it has {facts[name]} instances behind true facts on {in_pairs[name]} pairs and "
+                f"{len(meshes[name])} meshes of {out.examined} examined; "
+                f"at least {MIN_FACTS}, {MIN_PAIRS} and {MIN_MESHES} are needed",
             )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from emerge.engine.derivation import Fact, value_text
 from emerge.relate.derive import RESULTS, Derivation, derive
+from emerge.rules.lowering_check import lowering_faults
 from emerge.rules.pair import Pair, execute
 from emerge.rules.statements import Outcome, Statements
 
@@ -40,7 +41,8 @@ class Examination:
 
     Attributes:
         outcomes: every semantic fact. fired: law -> number of its instances behind true facts.
-        undecided: reason -> count. lowering: executed values that contradict the lowering (tensor folded wrongly).
+        undecided: reason -> count. lowering: tensor -> how its executed value contradicts its lowering; false facts
+            that rest on such a tensor are not blamed on laws.
     """
 
     pair: Pair
@@ -49,7 +51,7 @@ class Examination:
     fired: Counter[str] = field(default_factory=Counter)
     failed: list[FalseFact] = field(default_factory=list)
     undecided: Counter[str] = field(default_factory=Counter)
-    lowering: list[str] = field(default_factory=list)
+    lowering: dict[int, str] = field(default_factory=dict)
 
 
 def examine(
@@ -118,12 +120,31 @@ def _attribute(out: Examination) -> None:
         if first in roots:
             continue
         roots.add(first)
+        if out.lowering and _rests_on(out, first, steps):
+            continue
         laws, premises = _cut(first, steps)
         out.failed.append(
             FalseFact(out.pair.name, first, tuple(sorted(laws)), out.outcomes[first].detail,
                       fact_text(out.derivation, first),
                       tuple(fact_text(out.derivation, p) for p in sorted(premises, key=repr)))
         )  # fmt: skip
+
+
+def _rests_on(out: Examination, fact: Fact, steps: dict[Fact, Any]) -> bool:
+    """Does a derivation read an operator or tensor whose lowering is contradicted by execution?"""
+    facts = out.derivation.base.facts
+    faulty = set(out.lowering)
+    faulty |= {o for o, v, _, _ in facts["op"] if v in faulty}
+    work, seen = [fact], {fact}
+    while work:
+        at = work.pop()
+        if any(a in faulty for a in at.args if isinstance(a, int)):
+            return True
+        for p in steps[at].premises:
+            if p not in seen:
+                seen.add(p)
+                work.append(p)
+    return False
 
 
 def _cut(fact: Fact, steps: dict[Fact, Any]) -> tuple[set[str], set[Fact]]:
@@ -181,39 +202,3 @@ def fact_text(derivation: Derivation, fact: Fact) -> str:
         row = next(r for r in derivation.base.facts["op"] if r[0] == fact.args[0])
         shown = [f"{row[2]} for {tensor_text(derivation, row[1])}"]
     return f"{fact.relation}({', '.join(shown)})"
-
-
-def lowering_faults(statements: Statements) -> list[str]:
-    """Nodes that share a lowered tensor and differ in value, or differ from what their lowered operator computes."""
-    from emerge.rules.bodies import NotEvaluable
-    from emerge.rules.statements import _equal
-
-    found = []
-    for side, values in statements.values.items():
-        for tensor, names in values.lowering.nodes_of.items():
-            for rank in range(values.ranks):
-                known = [(n, values.of_node(n, rank)) for n in names]
-                known = [(n, v) for n, v in known if hasattr(v, "shape")]
-                computed: list[tuple[str, Any]] = []
-                try:
-                    if tensor in values.lowered.layout:
-                        computed = [("its layout", values.rearranged(tensor, rank))]
-                    elif tensor in values.lowered.native and not _outside(values, tensor):
-                        computed = [("its operator", values.form(values.lowered.native[tensor], rank))]
-                except (NotEvaluable, RuntimeError, IndexError, TypeError, ValueError):
-                    computed = []
-                for (a, x), (b, y) in zip([*known, *known[:1]], [*known[1:], *computed]):
-                    if tuple(x.shape) != tuple(y.shape):
-                        found.append(f"{a} and {b} share a tensor and have shapes {list(x.shape)}, {list(y.shape)}")
-                        continue
-                    outcome = _equal(x, y, y)
-                    if outcome.holds is False:
-                        form = values.lowered.native.get(tensor)
-                        body = values.lowered.forms[form].body if form is not None else "layout"
-                        found.append(f"side {side} rank {rank}: {a} against {b} ({body}): {outcome.detail}")
-    return found
-
-
-def _outside(values: Any, tensor: int) -> bool:
-    """A look-up, whose index may lie outside its table (the assumption ``index_range``)."""
-    return bool(values.lowered.forms[values.lowered.native[tensor]].kind == "lookup")

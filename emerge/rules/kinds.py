@@ -1,7 +1,8 @@
 """How the lowering spells the kinds of bodies that the tables of ``datalog/signatures`` speak about, and their laws.
 
 ``linear_in``, ``linear_all``, ``monotone_in``, ``extremum_of`` and ``commutative`` are claims about a kind whatever
-its attributes: each spelling of the kind is written as a graph of one operator, lowered (to see that it is of the kind) and executed.
+its attributes: each spelling of the kind is written as a graph of one operator, lowered (to see
+that it is of the kind) and executed.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def _spellings() -> Iterator[Spelling]:
                "eq.Tensor", "ne.Tensor", "maximum"):  # fmt: skip
         yield _plain(op, 2, dtype="bool")
     for op in ("exp", "log", "tanh", "sigmoid", "relu", "sqrt", "silu", "abs", "square", "rsqrt", "reciprocal", "sin",
-               "cos", "erf", "floor", "softplus", "log1p", "expm1", "exp2", "log2", "gelu", "elu", "atan", "sinh", "cosh",
-               "sign", "ceil", "round", "trunc", "mish", "hardtanh", "hardswish", "relu6", "tan"):  # fmt: skip
+               "cos", "erf", "floor", "softplus", "log1p", "expm1", "exp2", "log2", "gelu", "elu", "atan", "sinh",
+               "cosh", "sign", "ceil", "round", "trunc", "mish", "hardtanh", "hardswish", "relu6", "tan"):  # fmt: skip
         yield _plain(op, 1)
     yield _plain("leaky_relu", 1, 0.1)
     yield _plain("leaky_relu", 1, -0.5)
@@ -249,7 +250,7 @@ def _violation(
 
 
 def _difference(what: str, left: Any, right: Any) -> str:
-    from emerge.rules.statements import _equal
+    from emerge.rules.statements import equal
 
-    outcome = _equal(left, right, right)
+    outcome = equal(left, right, right)
     return f"{what}: {outcome.detail}" if outcome.holds is False else ""

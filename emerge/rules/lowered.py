@@ -179,8 +179,11 @@ class Values:
                     return out
         return None
 
-    def form(self, form: int, rank: int) -> Any:
+    def form(self, form: int, rank: int, *, exact: bool = False) -> Any:
         """What an operator form computes from the values of its operands.
+
+        Args:
+            exact: integers and truth values are taken as int64, so that nothing wraps around.
 
         Raises:
             NotEvaluable: its kind has no executable meaning here.
@@ -189,4 +192,20 @@ class Values:
         if f.kind in ("input", "unknown", "uninitialised", "collective", "rank_slice"):
             raise NotEvaluable(f"{f.body} needs an executed node")
         args = [self.tensor(a, rank) for a in f.args]
-        return evaluate_body(f, args, self.lowered.shape(f.tensor), rank)
+        if exact:
+            masks = 1 if f.kind in ("keep", "fill", "fill0") else 0
+            args = [a if k and masks else a.long() if not a.is_floating_point() else a for k, a in enumerate(args)]
+        return evaluate_body(f, args, self.lowered.shape(f.tensor), rank, self._one_hot(f))
+
+    def _one_hot(self, form: Form) -> bool:
+        """Is the first operand the one-hot form of an index, perhaps with zeros written into it?"""
+        at = form.args[0] if form.args else -1
+        while at in self.lowered.native or at in self.lowered.layout:
+            if at in self.lowered.layout:
+                at = self.lowered.layout[at]
+                continue
+            made = self.lowered.forms[self.lowered.native[at]]
+            if made.kind != "fill0":
+                return made.kind == "one_hot"
+            at = made.args[0]
+        return False

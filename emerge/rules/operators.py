@@ -308,11 +308,11 @@ def _check_axis(
 
 
 def _compare(expected: Any, found: Any, what: str) -> str:
-    from emerge.rules.statements import _equal
+    from emerge.rules.statements import equal
 
     if tuple(expected.shape) != tuple(found.shape):
         return f"{what}: shapes {list(expected.shape)} and {list(found.shape)}"
-    outcome = _equal(expected, found, found)
+    outcome = equal(expected, found, found)
     return f"{what}: {outcome.detail}" if outcome.holds is False else ""
 
 

@@ -187,7 +187,7 @@ class Statements:
         if list(target.shape) != list(whole.shape[: target.dim()]):
             return false(f"relates extents {list(target.shape)} to {list(whole.shape[: target.dim()])}")
         factor = float(Fraction(scale))
-        return _equal(target.reshape([*target.shape, *[1] * len(rest)]), whole * factor, amount * abs(factor))
+        return equal(target.reshape([*target.shape, *[1] * len(rest)]), whole * factor, amount * abs(factor))
 
     def axis_at(self, v: int, d: int, s: int, x: Axis | None) -> Outcome:
         """Along stride ``s`` of dimension ``d`` the tensor moves along axis ``x`` of its root, or is constant."""
@@ -213,7 +213,7 @@ class Statements:
         sizes = [n for dim in atoms for _, n in dim]
         position = [(e, t) for e, dim in enumerate(atoms) for t, _ in dim].index((d, s))
         value = value.reshape(sizes)
-        return _equal(value.select(position, 0).unsqueeze(position), value, value)
+        return equal(value.select(position, 0).unsqueeze(position), value, value)
 
     def _rearranged(self, v: int, root: int, side: int) -> Outcome:
         """All axes of a tensor together: its value is its root's, element by element."""
@@ -244,7 +244,7 @@ class Statements:
             value = self.values[side].tensor(v, rank)
             base = self.values[side].tensor(root, rank)
             moved = base[tuple(i.expand(shape) for i in index)].expand(shape)
-            outcome = _equal(value, moved, moved)
+            outcome = equal(value, moved, moved)
             if outcome.holds is False:
                 return outcome
         return TRUE
@@ -329,7 +329,7 @@ class Statements:
             made = self.values[side].form(form, rank)
             if made.shape != value.shape:
                 return false(f"the form gives shape {list(made.shape)} where the tensor has {list(value.shape)}")
-            outcome = _equal(value, made, made)
+            outcome = equal(value, made, made)
             if outcome.holds is False:
                 return outcome
         return TRUE
@@ -351,7 +351,7 @@ SEMANTIC_CHECKS = {
 STATEMENTS_VERSION = 1
 
 
-def _equal(reference: Any, found: Any, amount: Any) -> Outcome:
+def equal(reference: Any, found: Any, amount: Any) -> Outcome:
     """``found`` equals ``reference`` wherever the reference is defined (NaN is undefined, overflow says nothing)."""
     import torch
 
@@ -362,7 +362,9 @@ def _equal(reference: Any, found: Any, amount: Any) -> Outcome:
     finite = torch.isfinite(left) & torch.isfinite(right)
     largest = float(left[torch.isfinite(left)].abs().max()) if bool(torch.isfinite(left).any()) else 0.0
     finite_size = torch.where(torch.isfinite(size), size, torch.zeros_like(size))
-    bound = RELATIVE * torch.clamp(torch.maximum(finite_size, left.abs().nan_to_num(0, 0, 0)), min=min(max(largest, SMALL), 1.0))
+    bound = RELATIVE * torch.clamp(
+        torch.maximum(finite_size, left.abs().nan_to_num(0, 0, 0)), min=min(max(largest, SMALL), 1.0)
+    )
     close = finite & ((left - right).abs() <= bound)
     wrong = (claimed & ~same_infinity & ~close).nonzero()
     if not len(wrong):

@@ -28,7 +28,7 @@ def test_no_false_fact_is_derived() -> None:
         failures += [
             f"{pair.name} [{pair.mutation}]: {f} {o.detail}" for f, o in found.outcomes.items() if o.holds is False
         ]
-        failures += [f"{pair.name}: lowering: {text}" for text in found.lowering]
+        failures += [f"{pair.name}: lowering: {text}" for text in found.lowering.values()]
     print(f"seed {SEED}, {COUNT} pairs, {skipped} not executable: {dict(decided)}")
     assert not failures, f"{len(failures)} false facts (EMERGE_FUZZ_SEED={SEED}), the first:\n" + "\n".join(
         failures[:5]
