@@ -171,7 +171,9 @@ def lower_kernel(low: Lowering, node: FamilyNode, sig: Signature, args: list[Any
     body = f"{sig.op}#{sig.output}#{';'.join(map(str, rest))}"
     declared = node.elements.get(sig.output) if node.is_tuple else None
     dtype = declared.dtype if declared is not None else node.dtype or tensors[0].dtype
-    return low.op(body, f"{sig.op}#{sig.output}", tensors, iters, shape, dtype)
+    result = low.op(body, f"{sig.op}#{sig.output}", tensors, iters, shape, dtype)
+    low.signature_law[low.op_of[result.id]] = sig.law
+    return result
 
 
 def attribute_text(value: Any) -> str:

@@ -16,7 +16,7 @@ from emerge.facts.base import MESH, FactBase, constant_text
 from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
 from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
-from emerge.facts.mutation import Storage
+from emerge.facts.mutation import Storage, written
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
 from emerge.util.errors import GraphError
 
@@ -159,6 +159,7 @@ class Lowering:
         unknown: node name -> why it is a fresh unknown.
         uninterpreted: node name -> why it is only an uninterpreted function.
         assumptions: what operators take for granted.
+        signature_law: operator form id -> law of the rule file that describes the operator.
     """
 
     def __init__(self, base: FactBase, side: int, mesh: Mesh, signatures: Mapping[tuple[str, int], Signature] | None = None) -> None:
@@ -172,6 +173,7 @@ class Lowering:
         self.unknown: dict[str, str] = {}
         self.uninterpreted: dict[str, str] = {}
         self.assumptions: list[Assumption] = []
+        self.signature_law: dict[int, str] = {}
         self.select_of: dict[int, tuple[Tensor, int, int, int]] = {}
         self.lookup_of: dict[int, tuple[Tensor, Tensor, list[Iter]]] = {}
         self.view_of: dict[int, Tensor] = {}
@@ -295,7 +297,7 @@ class Lowering:
                 return False
             return all(map(plain, arg)) if isinstance(arg, list) else True
 
-        return node.group is None and all(map(plain, [*node.args, *node.kwargs.values()]))
+        return not written(node) and node.group is None and all(map(plain, [*node.args, *node.kwargs.values()]))
 
     def resolve(self, arg: Any) -> Any:
         """Arguments with references replaced by lowered tensors."""

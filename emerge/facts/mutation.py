@@ -34,13 +34,18 @@ COPIES = {"aten.clone", "aten._to_copy", "aten.lift_fresh_copy", "aten.copy", "a
 _WRITES_FIRST = {"_c10d_functional.all_reduce_", "_c10d_functional.broadcast_", "c10d._allgather_base_", "c10d._reduce_scatter_base_"}
 
 
+def base_name(op: str) -> str:
+    """``aten.add.Tensor`` -> ``aten.add``; a name without overload stays as it is."""
+    return op.rpartition(".")[0] if op.count(".") > 1 else op
+
+
 def written(node: FamilyNode) -> list[str]:
-    """Names that a node writes to in place."""
-    base = node.op.rpartition(".")[0] or node.op
+    """Names that a node writes to in place: operators whose name ends in ``_`` write their first operand (all of a list)."""
+    base = base_name(node.op)
     name = base.rpartition(".")[2]
-    in_place = base.startswith(("aten.", "prims.")) and name.endswith("_") and not name.endswith("__")
+    in_place = base.startswith(("aten.", "prims.", "c10d.")) and name.endswith("_") and not name.endswith("__")
     if in_place or base in _WRITES_FIRST:
-        return list(iter_refs(node.args[:1]))[:1] if name != "_foreach_" else list(iter_refs(node.args[:1]))
+        return list(iter_refs(node.args[:1]))
     out = node.kwargs.get("out")
     return list(iter_refs([out])) if out is not None else []
 
@@ -71,7 +76,7 @@ class Storage:
         Args:
             same_value: operands of which the result is a rearrangement, by the node's lowering.
         """
-        base = node.op.rpartition(".")[0] or node.op
+        base = base_name(node.op)
         if base in MAY_ALIAS:
             for source in list(iter_refs(node.args[:1])):
                 self._join(source, node.name)
@@ -84,4 +89,10 @@ class Storage:
             for name in self._members[self._root(target)]:
                 if name not in (target, node.name):
                     self.stale[name] = node.name
-        return targets
+        return targets if len(targets) == 1 else self._all_stale(targets, node)
+
+    def _all_stale(self, targets: list[str], node: FamilyNode) -> list[str]:
+        """A node that writes several tensors has no one result that could stand for each of them."""
+        for target in targets:
+            self.stale[target] = node.name
+        return []

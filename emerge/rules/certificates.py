@@ -82,4 +82,5 @@ def _write(path: Path, data: dict[str, Any]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as handle:
         json.dump(data, handle, indent=1, sort_keys=True)
         handle.write("\n")
+    os.chmod(handle.name, 0o644)  # temporary files are private
     os.replace(handle.name, path)

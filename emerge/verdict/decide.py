@@ -55,7 +55,7 @@ def decide(
     unproved = sorted(set(derivation.claims) - proved)
     unusable = [s for s, _ in derivation.unusable if any(s is c for c in problem.outputs)]
     result = PairResult(engine=(derivation.result.engine, derivation.result.version))
-    evidence = _evidence(derivation, proved, levels, default_level, result)
+    evidence = _evidence(structure, proved, levels, default_level, result)
     result.outputs = _outputs(structure, proved, evidence, unusable)
     result.coverage = {level: sum(e == level for e in evidence.values()) for level in EVIDENCE}
     result.assumptions = _assumptions(structure)
@@ -78,9 +78,11 @@ def decide(
 
 
 def _evidence(
-    derivation: Derivation, proved: set[int], levels: Mapping[str, str] | None, default: str, result: PairResult
+    structure: Structure, proved: set[int], levels: Mapping[str, str] | None, default: str, result: PairResult
 ) -> dict[int, str]:
-    """Evidence per proved claim: the weakest among the laws of its best derivation; counts the laws into ``result``."""
+    """Evidence per proved claim: the weakest among the laws of its best derivation and the signatures that rule files
+    give for operators it reads; counts the laws into ``result``."""
+    derivation = structure.derivation
     log = derivation.result.log
     rows: dict[int, list[tuple[Any, ...]]] = {}
     for row in sorted(derivation.result.relations["output_proved"], key=repr):
@@ -100,6 +102,16 @@ def _evidence(
     # Every derivation uses the alignment laws, so level 0 means that all of them are proved.
     evidence = {fact.args[0]: EVIDENCE[levels_of[fact]] for fact in chosen}
     result.rules_used = log.laws_used(chosen, numbers) if chosen else {}
+    counted: set[tuple[int, int]] = set()
+    for claim in sorted(evidence):
+        for side, low in ((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation)):
+            ops, _ = structure.cone([structure.claim_tensors(claim)[side == IMPLEMENTATION]])
+            for op in sorted(set(ops) & set(low.signature_law)):
+                law = low.signature_law[op]
+                evidence[claim] = max(evidence[claim], given.get(law, default), key=EVIDENCE.index)
+                if (side, op) not in counted:
+                    counted.add((side, op))
+                    result.rules_used[law] = result.rules_used.get(law, 0) + 1
     return evidence
 
 

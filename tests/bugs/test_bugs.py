@@ -23,10 +23,9 @@ IDS = [row.id for row in make_cases.ROWS]
 #: Right twins that have no derivation yet: where it stops, and what is missing.
 UNPROVED = {
     "BIAS-06": "stops at argmax: no law writes an arg-max over a sharded axis as the winner among the ranks' arg-maxes",
-    "CTL-04": "stops at addmm: rank 0 runs another operator than ranks 1 and 2, and mixed families have no lowering",
 }
 #: Wrong twins whose derivation stops nowhere: axes that do not nest take the axes of every tied tensor with them.
-NO_FRONTIER = {"QKV-03", "SHARD-01", "SHARD-07"}
+NO_FRONTIER = {"QKV-03", "SHARD-07"}
 
 
 @cache

@@ -310,7 +310,6 @@ POSITIONS = [
         {"first range everywhere": rotary("first")},
         {"x": ROWS, "f": F},
         [ROWS],
-        unproved={"offset added": "arange + rank offset is not recognised as the rank's part of one range"},
     ),
     LawCase(
         "positions-table-sliced",

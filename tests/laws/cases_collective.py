@@ -173,7 +173,6 @@ GRIDS = [
         {"over tp only": mean_over_both("tp")},
         {"x": "s (dp tp k) ~ s k"},
         ["s ~ s"],
-        unproved={"one by one": "averaging over part of the mesh atoms of a partial sum has no law"},
     ),
     LawCase(
         "sub-groups",

@@ -172,7 +172,6 @@ EXTREMA = [
         "shift",
         lambda g, x: g.aten("add.Tensor", x, 0.5),
         True,
-        unproved="adding a constant is not among the monotone bodies",
     ),
     extremum(
         "positive-factor",

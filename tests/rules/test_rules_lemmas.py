@@ -90,3 +90,13 @@ def test_gate_and_up_must_be_sharded_apart(apart: bool) -> None:
                     out=w.op("empty_like", w.op("slice.Tensor", flat, 1, 0, n)), input=flat)  # fmt: skip
         out.append(w.item(node, 1))
     assert proved(b, out[0], out[1], (None, "tp")) is apart
+
+
+@pytest.mark.xfail(strict=True, reason="coefficients of index_fn are 32-bit in Datalog and wrap; int64 tensors do not")
+def test_index_coefficients_do_not_wrap() -> None:
+    b = Build(1, {"tp": 2})
+    b.dim("s")
+    ids = b.input(["s"], dtype="int64", high=40)
+    for w, x in ((b.reference, ids.ref), (b.imp, ids.imp)):
+        w.op("lt.Scalar", w.op("mul.Tensor", w.op("mul.Tensor", x, 65536), 65536), 7)
+    assert not examine(b.finish()).failed

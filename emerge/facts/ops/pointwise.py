@@ -183,10 +183,8 @@ def mul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
         return result
     if x.dtype == "bool" and y.dtype != "bool":
         x, y = y, x
-    if y.dtype == "bool" and x.dtype != "bool":
-        # x * mask keeps x where the mask holds and is 0 elsewhere
-        if is_floating(dtype):
-            return fill(low, x, low.pointwise("not", "not", [y], "bool"), Fraction(0), dtype)
+    if y.dtype == "bool" and is_integer(x.dtype) and x.dtype != "bool":
+        # x * mask keeps x where the mask holds and is 0 elsewhere; not so for floats, where inf * 0 is undefined
         return low.pointwise("keep", "keep", [x, y], dtype)
     return low.pointwise("mul", "mul", [x, y], dtype, commutative=True)
 
