@@ -125,7 +125,11 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
 def sources(spec: PairSpec) -> dict[str, str]:
     """Where the pair came from, for ``emerge replay``."""
     named = {"case": spec.case, "reference": spec.reference, "implementation": spec.implementation}
-    return {key: str(path.resolve()) if isinstance(path, Path) else describe(path) for key, path in named.items() if path is not None}
+    return {
+        key: str(path.resolve()) if isinstance(path, Path) else describe(path)
+        for key, path in named.items()
+        if path is not None
+    }
 
 
 def _fail_on(result: PairResult, spec: PairSpec) -> None:

@@ -27,7 +27,9 @@ def capture_to(spec: str, output: Path, mesh: dict[str, int] | None, trust: bool
         if not isinstance(source, Mapping):
             raise InputError("expected a mapping with one source, e.g. hf: {architecture: ...}", spec)
         source = plain(source)
-    graphs = load_spec(source, base=base, mesh=mesh, trust=trust, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    graphs = load_spec(
+        source, base=base, mesh=mesh, trust=trust, progress=lambda line: print(line, file=sys.stderr, flush=True)
+    )
     try:
         output.mkdir(parents=True, exist_ok=True)
         for graph in graphs:

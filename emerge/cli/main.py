@@ -137,7 +137,10 @@ def compare(
 @app.command()
 def capture(
     spec: Annotated[
-        str, typer.Argument(metavar="SPEC", help="python:module:function, hf:CONFIG.json, FILE.pt2, or a YAML file with one source.")
+        str,
+        typer.Argument(
+            metavar="SPEC", help="python:module:function, hf:CONFIG.json, FILE.pt2, or a YAML file with one source."
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where seq.json or rank*.json go.")],
     mesh: Annotated[str | None, typer.Option("--mesh", help="Mesh axes of a parallel program, e.g. tp=2.")] = None,

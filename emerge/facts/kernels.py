@@ -63,7 +63,9 @@ def parse_signature(op: str, output: int, spec: str, roles: str, law: str = "", 
 
     def dims(text: str) -> tuple[tuple[str, ...], ...]:
         if _TOKEN.sub("", text).strip():
-            raise RuleError(f"expected axis names, (products) and ... in {text!r}, found {_TOKEN.sub('', text).strip()!r}", place)
+            raise RuleError(
+                f"expected axis names, (products) and ... in {text!r}, found {_TOKEN.sub('', text).strip()!r}", place
+            )
         out: list[tuple[str, ...]] = []
         group: list[str] | None = None
         for token in _TOKEN.findall(text):
@@ -90,7 +92,9 @@ def parse_signature(op: str, output: int, spec: str, roles: str, law: str = "", 
     for item in filter(None, (r.strip() for r in roles.split(","))):
         axis, _, role = item.partition(":")
         if role.strip() not in ROLES:
-            raise RuleError(f"expected one of {', '.join(ROLES)} as role of axis {axis.strip()!r}, found {role.strip()!r}", place)
+            raise RuleError(
+                f"expected one of {', '.join(ROLES)} as role of axis {axis.strip()!r}, found {role.strip()!r}", place
+            )
         given[axis.strip()] = ROLES[role.strip()]
     signature = Signature(op, output, tuple(operands), dims(right), given, sizes, law, place)
     carried = {a for _, d in operands if d is not None for dim in d for a in dim}
@@ -115,7 +119,11 @@ def signatures(facts: Iterable[tuple[tuple[Any, ...], str, str]]) -> dict[tuple[
     for (op, output, spec, roles), law, place in facts:
         made = parse_signature(op, output, spec, roles, law, place)
         before = out.get((op, output))
-        if before is not None and (before.operands, before.result, before.roles) != (made.operands, made.result, made.roles):
+        if before is not None and (before.operands, before.result, before.roles) != (
+            made.operands,
+            made.result,
+            made.roles,
+        ):
             raise RuleError(f"output {output} of {op} already has another signature at {before.place}", place)
         out[op, output] = made
     return out
@@ -146,7 +154,10 @@ def lower_kernel(low: Lowering, node: FamilyNode, sig: Signature, args: list[Any
             raise Unsupported(f"operand {name or position!r} of {sig.op} is not a tensor")
         tensors.append(value)
         layouts.append(dims)
-    rest = [*args[position:], *(f"{k}={attribute_text(v)}" for k, v in sorted(kwargs.items()) if k not in used and not isinstance(v, Tensor))]
+    rest = [
+        *args[position:],
+        *(f"{k}={attribute_text(v)}" for k, v in sorted(kwargs.items()) if k not in used and not isinstance(v, Tensor)),
+    ]
     if any(isinstance(v, (Tensor, RankVector)) for v in rest):
         raise Unsupported(f"{sig.op} has operands that its signature does not name")
     sizes: dict[str, int] = {}
@@ -164,16 +175,18 @@ def lower_kernel(low: Lowering, node: FamilyNode, sig: Signature, args: list[Any
     iters = []
     for axis in dict.fromkeys(order):
         n = sizes[axis]
-        present = tuple((k, _ties(axis, d, sizes, Tie)) for k, d in enumerate(expanded) if any(axis in dim for dim in d))
+        present = tuple(
+            (k, _ties(axis, d, sizes, Tie)) for k, d in enumerate(expanded) if any(axis in dim for dim in d)
+        )
         out = _ties(axis, result, sizes, Tie) if any(axis in dim for dim in result) else ()
         iters.append(Iter(n, sig.roles.get(axis, "p"), out, present))
     shape = [prod(sizes[a] for a in dim) for dim in result]
     body = f"{sig.op}#{sig.output}#{';'.join(map(str, rest))}"
     declared = node.elements.get(sig.output) if node.is_tuple else None
     dtype = declared.dtype if declared is not None else node.dtype or tensors[0].dtype
-    result = low.op(body, f"{sig.op}#{sig.output}", tensors, iters, shape, dtype)
-    low.signature_law[low.op_of[result.id]] = sig.law
-    return result
+    tensor = low.op(body, f"{sig.op}#{sig.output}", tensors, iters, shape, dtype)
+    low.signature_law[low.op_of[tensor.id]] = sig.law
+    return tensor
 
 
 def attribute_text(value: Any) -> str:
@@ -191,7 +204,9 @@ def _expand(dims: tuple[tuple[str, ...], ...], lead: int) -> tuple[tuple[str, ..
     return tuple(out)
 
 
-def _match(sig: Signature, t: Tensor, dims: tuple[tuple[str, ...], ...], sizes: dict[str, int]) -> tuple[tuple[str, ...], ...]:
+def _match(
+    sig: Signature, t: Tensor, dims: tuple[tuple[str, ...], ...], sizes: dict[str, int]
+) -> tuple[tuple[str, ...], ...]:
     from emerge.facts.lower import Unsupported
 
     lead = len(t.shape) - (len(dims) - 1) if ("...",) in dims else 0
@@ -204,7 +219,9 @@ def _match(sig: Signature, t: Tensor, dims: tuple[tuple[str, ...], ...], sizes: 
     return out
 
 
-def _solve(sig: Signature, tensors: list[Tensor], layouts: list[tuple[tuple[str, ...], ...]], sizes: dict[str, int]) -> None:
+def _solve(
+    sig: Signature, tensors: list[Tensor], layouts: list[tuple[tuple[str, ...], ...]], sizes: dict[str, int]
+) -> None:
     """Sizes of axes inside products, from the sizes known elsewhere."""
     from emerge.facts.lower import Unsupported
 

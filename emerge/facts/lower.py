@@ -115,7 +115,24 @@ class Unsupported(Exception):
 
 
 #: Kinds of body that the index domain follows from operand to result; every other integer tensor is a source of its own.
-INDEX_KINDS = {"addc", "mulc", "add", "sub", "keep", "fill", "fill0", "and", "or", "not", "cast", "ltc", "lec", "gtc", "gec", "const"}
+INDEX_KINDS = {
+    "addc",
+    "mulc",
+    "add",
+    "sub",
+    "keep",
+    "fill",
+    "fill0",
+    "and",
+    "or",
+    "not",
+    "cast",
+    "ltc",
+    "lec",
+    "gtc",
+    "gec",
+    "const",
+}
 
 Handler = Callable[["Lowering", FamilyNode, list[Any], dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {}
@@ -162,7 +179,9 @@ class Lowering:
         signature_law: operator form id -> law of the rule file that describes the operator.
     """
 
-    def __init__(self, base: FactBase, side: int, mesh: Mesh, signatures: Mapping[tuple[str, int], Signature] | None = None) -> None:
+    def __init__(
+        self, base: FactBase, side: int, mesh: Mesh, signatures: Mapping[tuple[str, int], Signature] | None = None
+    ) -> None:
         self.base, self.side, self.mesh = base, side, mesh
         self.signatures = signatures or {}
         self.described = {op for op, _ in self.signatures}
@@ -303,7 +322,9 @@ class Lowering:
         """Arguments with references replaced by lowered tensors."""
         if isinstance(arg, Ref):
             if arg.name in self.storage.stale:
-                raise Unsupported(f"reads {arg.name!r}, which shares memory with what {self.storage.stale[arg.name]!r} wrote in place")
+                raise Unsupported(
+                    f"reads {arg.name!r}, which shares memory with what {self.storage.stale[arg.name]!r} wrote in place"
+                )
             value = self.tensors.get(arg.name)
             if value is None:
                 raise Unsupported(f"reads {arg.name!r}, which is unknown")
@@ -428,7 +449,11 @@ class Lowering:
         base.add_all("to_mesh_tie", [(oid, i, *t) for t in it.to_mesh if t.n > 1])
 
     def layout(
-        self, arg: Tensor, shape: Sequence[int], ties: Sequence[tuple[int, int, int, int, int]], broadcast: Sequence[int] = ()
+        self,
+        arg: Tensor,
+        shape: Sequence[int],
+        ties: Sequence[tuple[int, int, int, int, int]],
+        broadcast: Sequence[int] = (),
     ) -> Tensor:
         """Writes a rearrangement: ``ties`` are (dim, stride) of the result, (dim, stride) of the operand, size."""
         key = ("layout", arg.id, tuple(shape), tuple(ties), tuple(broadcast))
@@ -456,7 +481,9 @@ class Lowering:
 
     # ---- common shapes of operators -----------------------------------------------------------------------------
 
-    def pointwise(self, body: str, kind: str, args: Sequence[Tensor], dtype: str, *, commutative: bool = False) -> Tensor:
+    def pointwise(
+        self, body: str, kind: str, args: Sequence[Tensor], dtype: str, *, commutative: bool = False
+    ) -> Tensor:
         """An operator that works element by element, operands broadcast from the right."""
         rank = max((len(a.shape) for a in args), default=0)
         shape = [1] * rank
@@ -474,14 +501,18 @@ class Lowering:
             iters.append(axis(n, "p", d, **present))
         result = self.op(body, kind, args, iters, shape, dtype)
         if commutative and len(args) == 2 and args[0].id != args[1].id and self.side == 1:
-            swapped = [
-                Iter(it.size, it.role, it.out, tuple((1 - k, t) for k, t in it.args)) for it in iters
-            ]
+            swapped = [Iter(it.size, it.role, it.out, tuple((1 - k, t) for k, t in it.args)) for it in iters]
             self.commuted(result, body, kind, [args[1], args[0]], swapped)
         return result
 
     def form(
-        self, body: str, kind: str, args: Sequence[Tensor], iters: Sequence[Iter], result: Tensor, scale: Fraction | None = None
+        self,
+        body: str,
+        kind: str,
+        args: Sequence[Tensor],
+        iters: Sequence[Iter],
+        result: Tensor,
+        scale: Fraction | None = None,
     ) -> int | None:
         """Writes another way to compute ``result``; returns the new form's id, None when it was written before."""
         before = self.base.next_id
@@ -512,8 +543,17 @@ class Lowering:
         iters = [axis(n, "p", d, a0=d) for d, n in enumerate(arg.shape)]
         tensor = self.op("scale", "scale", [arg], iters, arg.shape, dtype or arg.dtype, scale=factor)
         if self.side == 2:
-            self.op("scale", "scale", [arg], iters, arg.shape, dtype or arg.dtype, form_of=tensor,
-                    relocation=("scale", "none"), scale=factor)
+            self.op(
+                "scale",
+                "scale",
+                [arg],
+                iters,
+                arg.shape,
+                dtype or arg.dtype,
+                form_of=tensor,
+                relocation=("scale", "none"),
+                scale=factor,
+            )
         return tensor
 
     def retyped(self, x: Tensor, dtype: str) -> Tensor:
@@ -633,7 +673,25 @@ def result_dtype(node: FamilyNode, default: str) -> str:
 
 
 __all__ = [
-    "HANDLERS", "MESH", "Assumption", "Block", "DType", "Fraction", "Iter", "Lowering", "Multi", "RankVector", "Tensor",
-    "Tie", "TypedConst", "Unsupported", "axis", "find_handler", "is_floating", "lowers", "result_dtype",
-    "scalar_constant", "whole",
+    "HANDLERS",
+    "MESH",
+    "Assumption",
+    "Block",
+    "DType",
+    "Fraction",
+    "Iter",
+    "Lowering",
+    "Multi",
+    "RankVector",
+    "Tensor",
+    "Tie",
+    "TypedConst",
+    "Unsupported",
+    "axis",
+    "find_handler",
+    "is_floating",
+    "lowers",
+    "result_dtype",
+    "scalar_constant",
+    "whole",
 ]

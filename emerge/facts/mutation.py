@@ -29,9 +29,22 @@ MAY_ALIAS = {
 }  # fmt: skip
 
 #: Operators whose result certainly has memory of its own although their value is that of an operand.
-COPIES = {"aten.clone", "aten._to_copy", "aten.lift_fresh_copy", "aten.copy", "aten.detach_copy", "aten.alias_copy", "aten.view_copy"}
+COPIES = {
+    "aten.clone",
+    "aten._to_copy",
+    "aten.lift_fresh_copy",
+    "aten.copy",
+    "aten.detach_copy",
+    "aten.alias_copy",
+    "aten.view_copy",
+}
 
-_WRITES_FIRST = {"_c10d_functional.all_reduce_", "_c10d_functional.broadcast_", "c10d._allgather_base_", "c10d._reduce_scatter_base_"}
+_WRITES_FIRST = {
+    "_c10d_functional.all_reduce_",
+    "_c10d_functional.broadcast_",
+    "c10d._allgather_base_",
+    "c10d._reduce_scatter_base_",
+}
 
 
 def base_name(op: str) -> str:

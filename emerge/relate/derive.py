@@ -22,7 +22,18 @@ from emerge.util.resources import resource_dir
 #: At most so many views are singled out before all that remain are taken as operators.
 MOST_GUILTY_VIEWS = 8
 #: Relations read back after every derivation.
-RESULTS = ("aligned", "root", "frontier", "output_proved", "output_alignment", "axis_conflict", "axis_at", "atom", "mesh_axis", "mesh_bit")
+RESULTS = (
+    "aligned",
+    "root",
+    "frontier",
+    "output_proved",
+    "output_alignment",
+    "axis_conflict",
+    "axis_at",
+    "atom",
+    "mesh_axis",
+    "mesh_bit",
+)
 
 
 @dataclass
@@ -84,7 +95,8 @@ def program_signatures(program: Program) -> dict[tuple[str, int], Signature]:
 
 
 def lower_problem(
-    problem: Problem, described: Mapping[tuple[str, int], Signature] | None = None,
+    problem: Problem,
+    described: Mapping[tuple[str, int], Signature] | None = None,
     flat_views: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
 ) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
@@ -174,7 +186,12 @@ def write_scales(base: FactBase, mesh: Mesh) -> None:
 
 
 def derive(
-    problem: Problem, *, engine: str = "auto", rules: Sequence[Path] = (), log: bool = False, timeout: float | None = None,
+    problem: Problem,
+    *,
+    engine: str = "auto",
+    rules: Sequence[Path] = (),
+    log: bool = False,
+    timeout: float | None = None,
     results: Iterable[str] = RESULTS,
 ) -> Derivation:
     """Lowers a problem and derives its alignments.
@@ -216,8 +233,11 @@ def guilty_views(
     """
     program = Program.load([resource_dir("datalog") / "axes.dl"])
     conflicts = {x for x, _ in derivation.result.relations["axis_conflict"]}
-    order = [(side, name) for side, low in ((0, derivation.reference), (1, derivation.implementation))
-             for name in conflicting_views(low, conflicts)]
+    order = [
+        (side, name)
+        for side, low in ((0, derivation.reference), (1, derivation.implementation))
+        for name in conflicting_views(low, conflicts)
+    ]
     flat: tuple[set[str], set[str]] = (set(), set())
 
     def nest(active: int) -> bool:
@@ -246,6 +266,8 @@ def guilty_views(
 def conflicting_views(low: Lowering, conflicts: set[int]) -> list[str]:
     """Nodes of views that touch a tensor or operator on which axes conflict, in graph order."""
     found = [
-        low.layout_node[v] for v, a in low.base.facts["layout"] if v in low.layout_node and (v in conflicts or a in conflicts)
+        low.layout_node[v]
+        for v, a in low.base.facts["layout"]
+        if v in low.layout_node and (v in conflicts or a in conflicts)
     ]
     return [name for name in dict.fromkeys(found) if name]

@@ -26,7 +26,7 @@ class Piece:
     def __str__(self) -> str:
         if not self.cuts:
             return self.name
-        ranges = dict((d, f"{a}:{b}") for d, a, b in self.cuts)
+        ranges = {d: f"{a}:{b}" for d, a, b in self.cuts}
         return f"{self.name}[{','.join(ranges.get(d, ':') for d in range(max(ranges) + 1))}]"
 
 
@@ -116,7 +116,9 @@ def entry_statements(entry: RelationEntry, shape: Shape, imp: FamilyGraph, mesh:
     try:
         families = _families(imp, entry.dist)
     except KeyError as exc:
-        raise RelationError(f"names {exc.args[0]!r}, which is not in the implementation; correct the name", entry.place) from None
+        raise RelationError(
+            f"names {exc.args[0]!r}, which is not in the implementation; correct the name", entry.place
+        ) from None
     if entry.kind == "replicated":
         if len(set(families)) != 1:
             raise RelationError(f"the copies of {entry.seq!r} differ in type between ranks", entry.place)
@@ -128,7 +130,9 @@ def entry_statements(entry: RelationEntry, shape: Shape, imp: FamilyGraph, mesh:
             )
         ranks = {leaf.rank for leaf in entry.dist}
         if ranks != set(range(mesh.ranks)):
-            raise RelationError(f"{entry.seq!r} is not said to be on ranks {sorted(set(range(mesh.ranks)) - ranks)}", entry.place)
+            raise RelationError(
+                f"{entry.seq!r} is not said to be on ranks {sorted(set(range(mesh.ranks)) - ranks)}", entry.place
+            )
         return [_whole(entry, shape, family, mesh)]
     if entry.kind == "shard":
         assert entry.dim is not None
@@ -175,7 +179,9 @@ def _flatten(entry: RelationEntry, expr: Expr, imp: FamilyGraph, rank: int) -> t
             return [_Segment(e.rank, family, 0, _size(shape, d) if shape else 1)]
         dims.add(e.dim if e.dim >= 0 else e.dim + rank)
         if len(dims) > 1:
-            raise RelationError(f"relation of {entry.seq!r} slices several dimensions ({sorted(dims)}); one is supported", entry.place)
+            raise RelationError(
+                f"relation of {entry.seq!r} slices several dimensions ({sorted(dims)}); one is supported", entry.place
+            )
         if isinstance(e, ConcatExpr):
             return [s for a in e.args for s in go(a)]
         assert isinstance(e, SliceExpr)
@@ -198,7 +204,9 @@ def _first_dim(expr: Expr, dims: set[int], rank: int) -> None:
         dims.add(expr.dim if expr.dim >= 0 else expr.dim + rank)
 
 
-def _equal_holders(entry: RelationEntry, imp: FamilyGraph, rank: int) -> dict[tuple[int, str, int, int], set[tuple[int, str, int, int]]]:
+def _equal_holders(
+    entry: RelationEntry, imp: FamilyGraph, rank: int
+) -> dict[tuple[int, str, int, int], set[tuple[int, str, int, int]]]:
     """Segments that the entry declares equal to one another."""
     classes: dict[tuple[int, str, int, int], set[tuple[int, str, int, int]]] = {}
     for group in entry.also_equal:
@@ -220,7 +228,8 @@ def _segment_statements(
     total = sum(s.stop - s.start for s in segments)
     if total != shape[dim]:
         raise RelationError(
-            f"the parts of {entry.seq!r} have {total} elements along dimension {dim} and the tensor {shape[dim]}; correct the relation",
+            f"the parts of {entry.seq!r} have {total} elements along dimension {dim} and the tensor {shape[dim]}; "
+            "correct the relation",
             entry.place,
         )
     equal = _equal_holders(entry, imp, len(shape))
@@ -246,8 +255,16 @@ def _segment_statements(
 
 
 def _shard(
-    entry: RelationEntry, shape: Shape, imp: FamilyGraph, mesh: Mesh, dim: int, offset: int, first: _Segment, size: int,
-    count: int, holder: dict[int, int],
+    entry: RelationEntry,
+    shape: Shape,
+    imp: FamilyGraph,
+    mesh: Mesh,
+    dim: int,
+    offset: int,
+    first: _Segment,
+    size: int,
+    count: int,
+    holder: dict[int, int],
 ) -> Statement:
     if set(holder) != set(range(mesh.ranks)):
         missing = sorted(set(range(mesh.ranks)) - set(holder))
@@ -285,5 +302,8 @@ def _shard(
     return Statement(
         Piece(entry.seq, () if whole_ref else ((dim, offset, offset + size * count),)),
         Piece(first.family, () if whole_imp else ((dim, first.start, first.stop),)),
-        placed, "given", describe(placed, mesh, len(shape), len(local)), entry.place,
+        placed,
+        "given",
+        describe(placed, mesh, len(shape), len(local)),
+        entry.place,
     )

@@ -9,13 +9,14 @@ from emerge.rules.build import Build, Val, floats
 from emerge.rules.steps_mesh import communicate
 from emerge.rules.writer import Unwritable
 
-#: Unary functions that are safe on any finite input, with their attributes.
+#: Unary functions that are safe on any finite input, with their attributes: none that jumps, or turns the rounding
+#: error of a large argument into another value.
 UNARY: list[tuple[str, tuple[Any, ...]]] = [
-    *[(n, ()) for n in ("tanh", "sigmoid", "relu", "silu", "sin", "cos", "erf", "abs", "neg", "square", "atan")],
+    *[(n, ()) for n in ("tanh", "sigmoid", "relu", "silu", "erf", "abs", "neg", "square", "atan")],
     ("softplus", ()),
     ("gelu", ()), ("leaky_relu", (0.1,)), ("elu", ()), ("clamp", (-0.7, 0.9)), ("pow.Tensor_Scalar", (2,)),
     ("pow.Tensor_Scalar", (3,)), ("mul.Tensor", (1.7,)), ("add.Tensor", (0.3,)), ("div.Tensor", (1.9,)),
-    ("sub.Tensor", (0.4,)), ("rsub.Scalar", (0.6,)), ("hardtanh", ()), ("mish", ()), ("floor", ()), ("sign", ()),
+    ("sub.Tensor", (0.4,)), ("rsub.Scalar", (0.6,)), ("hardtanh", ()), ("mish", ()),
 ]  # fmt: skip
 LINEAR: list[tuple[str, tuple[Any, ...]]] = [
     ("neg", ()),
@@ -50,12 +51,12 @@ def unary(b: Build) -> bool:
 
 
 def positive(b: Build) -> bool:
-    """Functions that need positive operands, after exp of something bounded."""
+    """Functions that need a positive operand of moderate size."""
     v = floats(b, lambda v: not v.partial)
     if v is None:
         return False
     bounded = b.map("exp", b.map("tanh", v))
-    b.map(b.pick(["log", "sqrt", "rsqrt", "reciprocal"]), bounded)
+    b.map(b.pick(["log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "ceil"]), bounded)
     return True
 
 

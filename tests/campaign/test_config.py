@@ -70,10 +70,10 @@ def test_cases_expand_environment_variables(tmp_path: Path, monkeypatch: pytest.
     [
         ("pairs:\n" + PAIR + "enigne: auto\n", 3, "did you mean 'engine'"),
         ("pairs:\n  - {referense: ref.json}\n", 2, "unknown key 'referense'"),
-        ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relation: auto\n", 4, "did you mean 'relations'"),  # noqa: E501
+        ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relation: auto\n", 4, "did you mean 'relations'"),
         ("pairs:\n  - reference: {weights: x}\n    implementation: impl\n    relations: auto\n", 2, "not in this version"),
         ("pairs:\n  - reference: {hff: {}}\n    implementation: impl\n    relations: auto\n", 2, "did you mean 'hf'"),
-        ("pairs:\n  - reference: ref.json\n    implementation: {vllm: {}}\n    relations: auto\n", 3, "not in this version"),  # noqa: E501
+        ("pairs:\n  - reference: ref.json\n    implementation: {vllm: {}}\n    relations: auto\n", 3, "not in this version"),
         ("pairs:\n  - reference: ref.json\n    implementation: impl\n    given: {}\n", 4, "not in this version"),
         ("pairs:\n  - reference: gone.json\n    implementation: impl\n    relations: auto\n", 2, "does not exist"),
         ("pairs:\n  - reference: ref.json\n    relations: auto\n", 2, "no 'implementation'"),
@@ -87,9 +87,9 @@ def test_cases_expand_environment_variables(tmp_path: Path, monkeypatch: pytest.
         ("budget: {second: 3}\npairs:\n" + PAIR, 1, "did you mean 'seconds'"),
         ("rules: [nowhere/]\npairs:\n" + PAIR, 1, "does not exist"),
         ("pairs:\n" + PAIR + "  - {reference: ref.json, implementation: impl, relations: auto}\n", 3, "used at"),
-        ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relations:\n      w: 3\n", 5, "expected an alignment"),  # noqa: E501
+        ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relations:\n      w: 3\n", 5, "expected an alignment"),
         ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relations:\n      w: {si: 'a ~ a'}\n", 5, "did you mean 'is'"),  # noqa: E501
-        ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relations:\n      w: {of: v}\n", 5, "either 'is' or"),  # noqa: E501
+        ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relations:\n      w: {of: v}\n", 5, "either 'is' or"),
         ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relations: auto\n    ignore: [{finding: A}]\n", 5, "say why"),  # noqa: E501
         ("seed: 1\nseed: 2\npairs:\n" + PAIR, 2, "stands twice (first in line 1)"),
         ("pairs: [\n", 2, "not valid YAML"),

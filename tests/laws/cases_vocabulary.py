@@ -209,7 +209,11 @@ EMBEDDING = [
         ("offset of rank 1 wrong", "ranks reversed", "no offset", "not reduced"),
         unproved={"masked": "clamp is not in the index domain"},
     ),
-    lookup("where", where_then_fill, unproved={"masked": "rows times a mask are not rows filled with 0: inf * 0 is undefined"}),
+    lookup(
+        "where",
+        where_then_fill,
+        unproved={"masked": "rows times a mask are not rows filled with 0: inf * 0 is undefined"},
+    ),
     LawCase(
         "logits",
         TP3,

@@ -69,7 +69,7 @@ def test_overlapping_pieces() -> None:
     left = say("a ~ a", "w", (6,), "v", (6,), "f:1", ((0, 4),))
     assert len(check_consistent([left, say("a ~ a", "w", (6,), "v", (6,), "f:2", ((2, 6),))], shapes, TP2)) == 2
     shifted = alignment_statement(
-        "a ~ a", TensorSpec("w", (6,)), TensorSpec("v", (6,)), TP2, reference_cuts=((0, 4),), implementation_cuts=((2, 6),),  # noqa: E501
+        "a ~ a", TensorSpec("w", (6,)), TensorSpec("v", (6,)), TP2, reference_cuts=((0, 4),), implementation_cuts=((2, 6),),
         place="f:2",
     )  # fmt: skip
     with pytest.raises(RelationError, match="contradicts"):

@@ -10,7 +10,9 @@ from emerge.facts.families import FamilyNode
 from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, lowers, result_dtype, whole
 
 
-def sdpa(low: Lowering, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, dtype: str) -> Tensor:
+def sdpa(
+    low: Lowering, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, dtype: str
+) -> Tensor:
     """``[..., h, s, e], [..., g, t, e], [..., g, t, f] -> [..., h, s, f]``; ``h`` is a multiple of ``g`` (grouped heads).
 
     Queries are independent of one another and keys form one whole axis whose order matters only under a causal mask.
@@ -32,7 +34,10 @@ def sdpa(low: Lowering, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ca
         return ((3, whole(size, own)),) if own >= 0 and mask.shape[own] == size else ()
 
     order = "o" if causal else "p"
-    iters = [Iter(n, "p", whole(n, d), (*((i, whole(n, d)) for i in range(3)), *masked(d, n))) for d, n in enumerate(q.shape[:-3])]
+    iters = [
+        Iter(n, "p", whole(n, d), (*((i, whole(n, d)) for i in range(3)), *masked(d, n)))
+        for d, n in enumerate(q.shape[:-3])
+    ]
     hd, sd, ld = rank - 3, rank - 2, rank - 1
     group = h // g
     if group == 1:
@@ -40,7 +45,9 @@ def sdpa(low: Lowering, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ca
     else:
         if masked(hd, h):
             raise Unsupported("grouped heads with a mask per head")
-        iters.append(Iter(g, "p", (Tie(1, hd, group, g),), ((0, (Tie(1, hd, group, g),)), (1, whole(g, hd)), (2, whole(g, hd)))))
+        iters.append(
+            Iter(g, "p", (Tie(1, hd, group, g),), ((0, (Tie(1, hd, group, g),)), (1, whole(g, hd)), (2, whole(g, hd))))
+        )
     iters.append(Iter(s, order, whole(s, sd), ((0, whole(s, sd)), *masked(sd, s))))
     iters.append(Iter(f, "p", whole(f, ld), ((2, whole(f, ld)),)))
     if group > 1:
@@ -62,15 +69,28 @@ def scaled_dot_product_attention(low: Lowering, node: FamilyNode, args: list[Any
     a = _arguments(args, kwargs, ["query", "key", "value", "attn_mask", "dropout_p", "is_causal"])
     if a.get("dropout_p"):
         raise Unsupported("attention with dropout")
-    return sdpa(low, a["query"], a["key"], a["value"], a.get("attn_mask"), bool(a.get("is_causal")), a.get("scale"),
-                result_dtype(node, a["query"].dtype))
+    return sdpa(
+        low,
+        a["query"],
+        a["key"],
+        a["value"],
+        a.get("attn_mask"),
+        bool(a.get("is_causal")),
+        a.get("scale"),
+        result_dtype(node, a["query"].dtype),
+    )
 
 
-@lowers("aten._scaled_dot_product_flash_attention_for_cpu", "aten._scaled_dot_product_flash_attention",
-        "aten._scaled_dot_product_efficient_attention")
+@lowers(
+    "aten._scaled_dot_product_flash_attention_for_cpu",
+    "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_efficient_attention",
+)
 def flash(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Multi:
     if "efficient" in node.op:
-        a = _arguments(args, kwargs, ["query", "key", "value", "attn_mask", "compute_log_sumexp", "dropout_p", "is_causal"])
+        a = _arguments(
+            args, kwargs, ["query", "key", "value", "attn_mask", "compute_log_sumexp", "dropout_p", "is_causal"]
+        )
         a["attn_mask"] = a.get("attn_bias", a.get("attn_mask"))
     else:
         a = _arguments(args, kwargs, ["query", "key", "value", "dropout_p", "is_causal"])
@@ -80,6 +100,15 @@ def flash(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
     def output(i: int) -> Tensor:
         if i:
             raise Unsupported("its log-sum-exp has no signature")
-        return sdpa(low, a["query"], a["key"], a["value"], a.get("attn_mask"), bool(a.get("is_causal")), a.get("scale"), a["query"].dtype)
+        return sdpa(
+            low,
+            a["query"],
+            a["key"],
+            a["value"],
+            a.get("attn_mask"),
+            bool(a.get("is_causal")),
+            a.get("scale"),
+            a["query"].dtype,
+        )
 
     return Multi(output)

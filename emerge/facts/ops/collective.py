@@ -36,8 +36,16 @@ def same_shape(x: Tensor) -> list[Iter]:
 def all_reduce(low: Lowering, x: Tensor, how: str, blocks: Sequence[Block]) -> Tensor:
     if not blocks:
         return x
-    return low.op(f"all_reduce#{how}#{list(blocks)}", "collective", [x], same_shape(x), x.shape, x.dtype,
-                  relocation=("all_reduce", how), group=blocks)
+    return low.op(
+        f"all_reduce#{how}#{list(blocks)}",
+        "collective",
+        [x],
+        same_shape(x),
+        x.shape,
+        x.dtype,
+        relocation=("all_reduce", how),
+        group=blocks,
+    )
 
 
 def all_gather(low: Lowering, x: Tensor, d: int, blocks: Sequence[Block]) -> Tensor:
@@ -48,9 +56,25 @@ def all_gather(low: Lowering, x: Tensor, d: int, blocks: Sequence[Block]) -> Ten
     shape = list(x.shape)
     iters = same_shape(x)
     for stride, block in outer_ties(blocks, n, d):
-        iters.append(Iter(block.size, "p", (Tie(1, d, stride, block.size),), from_mesh=(Tie(1, block.dim, block.stride, block.size),)))
+        iters.append(
+            Iter(
+                block.size,
+                "p",
+                (Tie(1, d, stride, block.size),),
+                from_mesh=(Tie(1, block.dim, block.stride, block.size),),
+            )
+        )
         shape[d] *= block.size
-    return low.op(f"all_gather#{d}#{list(blocks)}", "collective", [x], iters, shape, x.dtype, relocation=("all_gather", "none"), group=blocks)
+    return low.op(
+        f"all_gather#{d}#{list(blocks)}",
+        "collective",
+        [x],
+        iters,
+        shape,
+        x.dtype,
+        relocation=("all_gather", "none"),
+        group=blocks,
+    )
 
 
 def scatter(low: Lowering, x: Tensor, d: int, kind: str, how: str, blocks: Sequence[Block]) -> Tensor:
@@ -66,9 +90,25 @@ def scatter(low: Lowering, x: Tensor, d: int, kind: str, how: str, blocks: Seque
     shape = [n if k == d else m for k, m in enumerate(x.shape)]
     iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
     for stride, block in outer_ties(blocks, n, d):
-        iters.append(Iter(block.size, "p", (), ((0, (Tie(1, d, stride, block.size),)),),
-                          to_mesh=(Tie(1, block.dim, block.stride, block.size),)))
-    return low.op(f"{kind}#{how}#{d}#{list(blocks)}", "collective", [x], iters, shape, x.dtype, relocation=(kind, how), group=blocks)
+        iters.append(
+            Iter(
+                block.size,
+                "p",
+                (),
+                ((0, (Tie(1, d, stride, block.size),)),),
+                to_mesh=(Tie(1, block.dim, block.stride, block.size),),
+            )
+        )
+    return low.op(
+        f"{kind}#{how}#{d}#{list(blocks)}",
+        "collective",
+        [x],
+        iters,
+        shape,
+        x.dtype,
+        relocation=(kind, how),
+        group=blocks,
+    )
 
 
 def all_to_all(low: Lowering, x: Tensor, split: int, join: int, blocks: Sequence[Block]) -> Tensor:
@@ -85,15 +125,37 @@ def all_to_all(low: Lowering, x: Tensor, split: int, join: int, blocks: Sequence
     iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
     inner = shape[split]
     for stride, block in outer_ties(blocks, inner, split):
-        iters.append(Iter(block.size, "p", (), ((0, (Tie(1, split, stride, block.size),)),),
-                          to_mesh=(Tie(1, block.dim, block.stride, block.size),)))
+        iters.append(
+            Iter(
+                block.size,
+                "p",
+                (),
+                ((0, (Tie(1, split, stride, block.size),)),),
+                to_mesh=(Tie(1, block.dim, block.stride, block.size),),
+            )
+        )
     joined = outer_ties(blocks, shape[join], join)
     for stride, block in joined:
-        iters.insert(len(shape), Iter(block.size, "p", (Tie(1, join, stride, block.size),),
-                                      from_mesh=(Tie(1, block.dim, block.stride, block.size),)))
+        iters.insert(
+            len(shape),
+            Iter(
+                block.size,
+                "p",
+                (Tie(1, join, stride, block.size),),
+                from_mesh=(Tie(1, block.dim, block.stride, block.size),),
+            ),
+        )
     shape[join] *= size
-    return low.op(f"all_to_all#{split}#{join}#{list(blocks)}", "collective", [x], iters, shape, x.dtype,
-                  relocation=("all_to_all", "none"), group=blocks)
+    return low.op(
+        f"all_to_all#{split}#{join}#{list(blocks)}",
+        "collective",
+        [x],
+        iters,
+        shape,
+        x.dtype,
+        relocation=("all_to_all", "none"),
+        group=blocks,
+    )
 
 
 @lowers("_c10d_functional.all_reduce", "_c10d_functional.all_reduce_", "c10d_functional.all_reduce")
@@ -103,7 +165,9 @@ def all_reduce_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict
 
 @lowers("vllm.all_reduce")
 def vllm_all_reduce(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-    return all_reduce(low, args[0], "sum", low.group_blocks(kwargs.get("group_name", args[1] if len(args) > 1 else None)))
+    return all_reduce(
+        low, args[0], "sum", low.group_blocks(kwargs.get("group_name", args[1] if len(args) > 1 else None))
+    )
 
 
 @lowers("_c10d_functional.all_gather_into_tensor", "c10d_functional.all_gather_into_tensor")
@@ -143,5 +207,13 @@ def broadcast_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[
     x, blocks = args[0], low.group_blocks(args[2])
     if not blocks:
         return x
-    return low.op(f"broadcast#{args[1]}#{list(blocks)}", "collective", [x], same_shape(x), x.shape, x.dtype,
-                  relocation=("broadcast", "none"), group=blocks)
+    return low.op(
+        f"broadcast#{args[1]}#{list(blocks)}",
+        "collective",
+        [x],
+        same_shape(x),
+        x.shape,
+        x.dtype,
+        relocation=("broadcast", "none"),
+        group=blocks,
+    )

@@ -86,7 +86,10 @@ def _combined(low: Lowering, base: Tensor, product: Tensor, beta: Any, alpha: An
 def addmm(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     if node.op.startswith("aten.addbmm"):
         raise Unsupported("addbmm")
-    beta, alpha = kwargs.get("beta", args[3] if len(args) > 3 else 1), kwargs.get("alpha", args[4] if len(args) > 4 else 1)
+    beta, alpha = (
+        kwargs.get("beta", args[3] if len(args) > 3 else 1),
+        kwargs.get("alpha", args[4] if len(args) > 4 else 1),
+    )
     product = matmul(low, args[1], args[2], node.dtype or args[1].dtype)
     if scalar_constant(beta) == 0:
         return _combined(low, product, product, beta, alpha)

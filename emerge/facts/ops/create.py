@@ -33,14 +33,23 @@ def full(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
     return low.constant(c, _shape(node), result_dtype(node, "float32"))
 
 
-@lowers("aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.new_empty_strided", "aten.empty_permuted")
+@lowers(
+    "aten.empty",
+    "aten.empty_like",
+    "aten.new_empty",
+    "aten.empty_strided",
+    "aten.new_empty_strided",
+    "aten.empty_permuted",
+)
 def empty(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     """Uninitialised memory: a fresh unknown on every side and rank; fine as long as nothing reads it."""
     from emerge.facts.lower import Iter, whole
 
     shape = _shape(node)
     iters = [Iter(n, "pos", whole(n, d)) for d, n in enumerate(shape)]
-    return low.op(f"uninitialised:{low.side}:{node.name}", "uninitialised", [], iters, shape, result_dtype(node, "float32"))
+    return low.op(
+        f"uninitialised:{low.side}:{node.name}", "uninitialised", [], iters, shape, result_dtype(node, "float32")
+    )
 
 
 @lowers("get_attr")
@@ -54,7 +63,15 @@ def get_attr(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str,
     return result
 
 
-@lowers("aten._assert_async", "aten._assert_scalar", "aten._assert_tensor_metadata", "aten.sym_constrain_range_for_size", "aten.sym_size",
-        "aten._local_scalar_dense", "profiler._record_function_enter_new", "profiler._record_function_exit")
+@lowers(
+    "aten._assert_async",
+    "aten._assert_scalar",
+    "aten._assert_tensor_metadata",
+    "aten.sym_constrain_range_for_size",
+    "aten.sym_size",
+    "aten._local_scalar_dense",
+    "profiler._record_function_enter_new",
+    "profiler._record_function_exit",
+)
 def nothing(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> None:
     return None

@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from emerge.facts.families import FamilyNode
-from emerge.facts.lower import Iter, Lowering, Tensor, Tie, Unsupported, axis, lowers, result_dtype, scalar_constant, whole
+from emerge.facts.lower import (
+    Iter,
+    Lowering,
+    Tensor,
+    Tie,
+    Unsupported,
+    axis,
+    lowers,
+    result_dtype,
+    scalar_constant,
+    whole,
+)
 from emerge.facts.ops.pointwise import fill
 from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_integer
@@ -48,7 +59,9 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
     return contract(low, hot, table, iters, shape, rank, d)
 
 
-def contract(low: Lowering, hot: Tensor, table: Tensor, iters: list[Iter], shape: Sequence[int], v: int, d: int) -> Tensor:
+def contract(
+    low: Lowering, hot: Tensor, table: Tensor, iters: list[Iter], shape: Sequence[int], v: int, d: int
+) -> Tensor:
     """The native look-up, which needs its index in range, and its form as a contraction."""
     n = table.shape[d]
     where = ((0, whole(n, v)), (1, whole(n, d)))
@@ -84,7 +97,12 @@ def index(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
     if len(used) == 1:
         d, i = used[0]
         result = lookup(low, x, i, d)
-    elif len(used) == 2 and used[0][0] == 0 and used[1][0] == 1 and low.iota_of.get(used[0][1].id) == x.shape[0] == used[1][1].shape[0]:
+    elif (
+        len(used) == 2
+        and used[0][0] == 0
+        and used[1][0] == 1
+        and low.iota_of.get(used[0][1].id) == x.shape[0] == used[1][1].shape[0]
+    ):
         result = lookup(low, x, used[1][1], 1, [(0, 0)])
     else:
         raise Unsupported("indexes several dimensions at once")
@@ -110,7 +128,13 @@ def index_put(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str
     x, indices, value = args[0], args[1], args[2]
     accumulate = kwargs.get("accumulate", args[3] if len(args) > 3 else False)
     c = scalar_constant(value)
-    if len(indices) == 1 and isinstance(indices[0], Tensor) and indices[0].dtype == "bool" and c is not None and not accumulate:
+    if (
+        len(indices) == 1
+        and isinstance(indices[0], Tensor)
+        and indices[0].dtype == "bool"
+        and c is not None
+        and not accumulate
+    ):
         mask = indices[0]
         if mask.shape != x.shape[: len(mask.shape)]:
             raise Unsupported("its mask does not have the leading dimensions of the tensor")

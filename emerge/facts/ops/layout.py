@@ -32,7 +32,9 @@ def view(low: Lowering, x: Tensor, shape: Sequence[int]) -> Tensor:
     ties: list[tuple[int, int, int, int, int]] = []
     i = j = 0
     while i < len(x.shape) or j < len(shape):
-        gi, gj, pi, pj = [], [], 1, 1
+        gi: list[int] = []
+        gj: list[int] = []
+        pi = pj = 1
         while True:
             if pi <= pj and i < len(x.shape) and (pi < pj or not gi):
                 gi.append(i)
@@ -59,7 +61,9 @@ def view(low: Lowering, x: Tensor, shape: Sequence[int]) -> Tensor:
     return result
 
 
-def _group_ties(gi: list[int], ni: list[int], gj: list[int], nj: list[int]) -> list[tuple[int, int, int, int, int]] | None:
+def _group_ties(
+    gi: list[int], ni: list[int], gj: list[int], nj: list[int]
+) -> list[tuple[int, int, int, int, int]] | None:
     """Ties between the dimensions of one group, None when boundaries do not nest."""
     ties = []
     for a, (da, na) in enumerate(zip(gi, ni)):
@@ -85,18 +89,37 @@ def _same_kind(a: str, b: str | None) -> bool:
     return a == b or (is_floating(a) and is_floating(b))
 
 
-@lowers("aten.view", "aten.reshape", "aten._unsafe_view", "aten.view_copy", "aten.flatten", "aten.unflatten", "aten.view_as",
-        "aten.squeeze", "aten.squeeze_", "aten.unsqueeze", "aten.unsqueeze_", "aten._reshape_alias", "aten.ravel", "aten.squeeze_copy",
-        "aten.unsqueeze_copy", "aten.reshape_as")
+@lowers(
+    "aten.view",
+    "aten.reshape",
+    "aten._unsafe_view",
+    "aten.view_copy",
+    "aten.flatten",
+    "aten.unflatten",
+    "aten.view_as",
+    "aten.squeeze",
+    "aten.squeeze_",
+    "aten.unsqueeze",
+    "aten.unsqueeze_",
+    "aten._reshape_alias",
+    "aten.ravel",
+    "aten.squeeze_copy",
+    "aten.unsqueeze_copy",
+    "aten.reshape_as",
+)
 def any_view(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     if node.shape is None or any(not isinstance(n, int) for n in node.shape):
         raise Unsupported("its shape depends on data")
     if any(isinstance(a, DType) for a in [*args, *kwargs.values()]) or not _same_kind(args[0].dtype, node.dtype):
         raise Unsupported("reinterprets the bits of its operand")
     shape = [int(n) for n in node.shape]
-    if node.op.split(".")[1] in ("view", "reshape", "_unsafe_view", "view_copy") and len(args) > 1 and isinstance(args[1], list):
+    if (
+        node.op.split(".")[1] in ("view", "reshape", "_unsafe_view", "view_copy")
+        and len(args) > 1
+        and isinstance(args[1], list)
+    ):
         if all(isinstance(n, int) for n in args[1]):
-            shape = list(resolve_view(args[0].shape, args[1]))
+            shape = [int(n) for n in resolve_view(args[0].shape, tuple(args[1]))]
         elif any(isinstance(n, RankVector) for n in args[1]):
             raise Unsupported("its shape differs between ranks")
     return view(low, args[0], shape)
@@ -110,8 +133,19 @@ def permute(low: Lowering, x: Tensor, order: Sequence[int]) -> Tensor:
     return low.layout(x, shape, [(k, 1, d, 1, n) for k, (d, n) in enumerate(zip(order, shape))])
 
 
-@lowers("aten.transpose", "aten.t", "aten.permute", "aten.numpy_T", "aten.mT", "aten.movedim", "aten.t_copy", "aten.permute_copy",
-        "aten.transpose_copy", "aten.swapaxes", "aten.swapdims")
+@lowers(
+    "aten.transpose",
+    "aten.t",
+    "aten.permute",
+    "aten.numpy_T",
+    "aten.mT",
+    "aten.movedim",
+    "aten.t_copy",
+    "aten.permute_copy",
+    "aten.transpose_copy",
+    "aten.swapaxes",
+    "aten.swapdims",
+)
 def transposes(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x, name = args[0], node.op.split(".")[1].removesuffix("_copy")
     rank = len(x.shape)
@@ -163,7 +197,9 @@ def repeat_interleave(low: Lowering, node: FamilyNode, args: list[Any], kwargs: 
     d = normalize_dim(dim, len(x.shape))
     inner = [*x.shape[: d + 1], 1, *x.shape[d + 1 :]]
     spread = [*x.shape[: d + 1], times, *x.shape[d + 1 :]]
-    return view(low, low.broadcast_to(view(low, x, inner), spread), [*x.shape[:d], x.shape[d] * times, *x.shape[d + 1 :]])
+    return view(
+        low, low.broadcast_to(view(low, x, inner), spread), [*x.shape[:d], x.shape[d] * times, *x.shape[d + 1 :]]
+    )
 
 
 def select(low: Lowering, x: Tensor, d: int, index: int, size: int) -> Tensor:
@@ -268,7 +304,12 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     if any(it.out or it.to_mesh or it.from_mesh for it in made.iters[rank:]):
         return  # the result has axes of its own, which the slice does not name alike
     it = made.iters[d]
-    if it.role != "p" or it.to_mesh or it.from_mesh or any(len(t) != 1 or t != whole(it.size, t[0].d) for _, t in it.args):
+    if (
+        it.role != "p"
+        or it.to_mesh
+        or it.from_mesh
+        or any(len(t) != 1 or t != whole(it.size, t[0].d) for _, t in it.args)
+    ):
         return
     dims = {k: ties[0].d for k, ties in it.args}
     if any(made.args[k].shape[e] != it.size for k, e in dims.items()):
@@ -298,10 +339,25 @@ def rank_slice(low: Lowering, x: Tensor, d: int, starts: Sequence[int], size: in
     shape = [size if k == d else n for k, n in enumerate(base.shape)]
     iters = [axis(n, "p", k, a0=k) for k, n in enumerate(shape)]
     for slope, block in form.terms:
-        iters.append(Iter(block.size, "p", (), ((0, (Tie(1, d, slope, block.size),)),),
-                          to_mesh=(Tie(1, block.dim, block.stride, block.size),)))
-    return low.op("rank_slice", "rank_slice", [base], iters, shape, x.dtype,
-                  relocation=("rank_slice", "none"), group=[b for _, b in form.terms])
+        iters.append(
+            Iter(
+                block.size,
+                "p",
+                (),
+                ((0, (Tie(1, d, slope, block.size),)),),
+                to_mesh=(Tie(1, block.dim, block.stride, block.size),),
+            )
+        )
+    return low.op(
+        "rank_slice",
+        "rank_slice",
+        [base],
+        iters,
+        shape,
+        x.dtype,
+        relocation=("rank_slice", "none"),
+        group=[b for _, b in form.terms],
+    )
 
 
 def any_slice(low: Lowering, x: Tensor, d: int, start: Any, end: Any, step: int) -> Tensor:
@@ -343,11 +399,22 @@ def select_int(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[st
     if starts is None:
         raise Unsupported("its index is not an integer")
     starts = [s + x.shape[d] if s < 0 else s for s in starts]
-    return view(low, any_slice(low, x, d, RankVector(tuple(starts)), RankVector(tuple(s + 1 for s in starts)), 1),
-                [n for k, n in enumerate(x.shape) if k != d])
+    return view(
+        low,
+        any_slice(low, x, d, RankVector(tuple(starts)), RankVector(tuple(s + 1 for s in starts)), 1),
+        [n for k, n in enumerate(x.shape) if k != d],
+    )
 
 
-@lowers("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.split_with_sizes_copy", "aten.split_copy", "aten.unbind")
+@lowers(
+    "aten.split",
+    "aten.split_with_sizes",
+    "aten.chunk",
+    "aten.tensor_split",
+    "aten.split_with_sizes_copy",
+    "aten.split_copy",
+    "aten.unbind",
+)
 def splits(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Multi:
     x, name = args[0], node.op.split(".")[1].removesuffix("_copy")
     how = args[1] if len(args) > 1 else None
@@ -362,6 +429,8 @@ def splits(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
         if any(not isinstance(s, int) for s in how):
             raise Unsupported("its sizes differ between ranks")
         sizes = how if name != "tensor_split" else [b - a for a, b in zip([0, *how], [*how, n])]
+    elif not isinstance(how, int):
+        raise Unsupported("its size is not an integer")
     else:
         size = int(how) if name in ("split", "unbind") else -(-n // int(how))
         if name == "tensor_split":
@@ -406,7 +475,10 @@ def _cat_of_selects(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | 
     first = found[0]
     if first is None or first[3] != len(parts):
         return None
-    if any(f is None or f[0].id != first[0].id or f[1] != first[1] or f[2] != i or f[3] != first[3] for i, f in enumerate(found)):
+    if any(
+        f is None or f[0].id != first[0].id or f[1] != first[1] or f[2] != i or f[3] != first[3]
+        for i, f in enumerate(found)
+    ):
         return None
     source, e, _, pieces = first
     if e == d:
@@ -440,7 +512,9 @@ def slice_scatter(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict
     x, src = args[0], args[1]
     rest = [*args[2:], *[None] * (4 - len(args[2:]))]
     d = normalize_dim(rest[0] or 0, len(x.shape))
-    start, stop = slice_bounds(x.shape[d], 0 if rest[1] is None else rest[1], x.shape[d] if rest[2] is None else rest[2], rest[3] or 1)
+    start, stop = slice_bounds(
+        x.shape[d], 0 if rest[1] is None else rest[1], x.shape[d] if rest[2] is None else rest[2], rest[3] or 1
+    )
     if rest[3] not in (None, 1):
         raise Unsupported("slice_scatter with a step")
     if stop - start == x.shape[d]:

@@ -32,7 +32,9 @@ def mixed(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
     raise Unsupported(f"is {' / '.join(names)} on ranks {' / '.join(str(list(r)) for r in ranks)}")
 
 
-def _added(low: Lowering, member: Tensor, base: Tensor, ranks: tuple[int, ...], extra: dict[int, tuple[Tensor, list[Fraction]]]) -> bool:
+def _added(
+    low: Lowering, member: Tensor, base: Tensor, ranks: tuple[int, ...], extra: dict[int, tuple[Tensor, list[Fraction]]]
+) -> bool:
     """Whether ``member`` is ``base + t`` or ``base - t``; notes the weight of ``t`` on ``ranks``."""
     made = low.made_by.get(member.id)
     if made is None or made.body not in ("add", "sub") or len(made.args) != 2:

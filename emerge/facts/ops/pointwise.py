@@ -12,12 +12,42 @@ from emerge.graph.model import DTYPES, is_floating, is_integer
 
 #: ATen name -> kind of body, for functions of one operand without attributes.
 UNARY = {
-    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log1p": "log1p", "sqrt": "sqrt",
-    "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "relu": "relu", "silu": "silu", "mish": "mish",
-    "sin": "sin", "cos": "cos", "tan": "tan", "erf": "erf", "abs": "abs", "reciprocal": "reciprocal", "floor": "floor",
-    "ceil": "ceil", "round": "round", "trunc": "trunc", "sign": "sign", "logical_not": "not", "isnan": "isnan",
-    "isinf": "isinf", "softplus": "softplus", "hardtanh": "hardtanh", "hardswish": "hardswish", "square": "square",
-    "log_sigmoid": "log_sigmoid", "relu6": "relu6", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
+    "exp": "exp",
+    "exp2": "exp2",
+    "expm1": "expm1",
+    "log": "log",
+    "log2": "log2",
+    "log1p": "log1p",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "relu": "relu",
+    "silu": "silu",
+    "mish": "mish",
+    "sin": "sin",
+    "cos": "cos",
+    "tan": "tan",
+    "erf": "erf",
+    "abs": "abs",
+    "reciprocal": "reciprocal",
+    "floor": "floor",
+    "ceil": "ceil",
+    "round": "round",
+    "trunc": "trunc",
+    "sign": "sign",
+    "logical_not": "not",
+    "isnan": "isnan",
+    "isinf": "isinf",
+    "softplus": "softplus",
+    "hardtanh": "hardtanh",
+    "hardswish": "hardswish",
+    "square": "square",
+    "log_sigmoid": "log_sigmoid",
+    "relu6": "relu6",
+    "atan": "atan",
+    "sinh": "sinh",
+    "cosh": "cosh",
 }
 COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
 SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
@@ -30,7 +60,14 @@ def attributes(node: FamilyNode, args: list[Any], kwargs: dict[str, Any], skip: 
         Unsupported: an attribute is a tensor or differs between ranks.
     """
     parts = []
-    for value in [*args[skip:], *(v for k, v in sorted(kwargs.items()) if k not in ("dtype", "device", "layout", "pin_memory", "memory_format"))]:
+    for value in [
+        *args[skip:],
+        *(
+            v
+            for k, v in sorted(kwargs.items())
+            if k not in ("dtype", "device", "layout", "pin_memory", "memory_format")
+        ),
+    ]:
         if isinstance(value, (Tensor, RankVector)):
             raise Unsupported("an attribute is a tensor or differs between ranks")
         if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
@@ -62,7 +99,9 @@ def gelu(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
     return low.pointwise(f"gelu#{how}", "gelu", [args[0]], args[0].dtype)
 
 
-@lowers("aten.leaky_relu", "aten.elu", "aten.clamp", "aten.clamp_", "aten.clamp_min", "aten.clamp_max", "aten.nan_to_num")
+@lowers(
+    "aten.leaky_relu", "aten.elu", "aten.clamp", "aten.clamp_", "aten.clamp_min", "aten.clamp_max", "aten.nan_to_num"
+)
 def unary_with_attributes(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     name = node.op.split(".")[1].rstrip("_")
     return low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], result_dtype(node, args[0].dtype))
@@ -87,7 +126,9 @@ def note_index(low: Lowering, result: Tensor, how: str, x: Tensor, value: Any) -
     """Writes integer arithmetic with a constant for the index domain (datalog/analysis/index.dl)."""
     if not is_integer(x.dtype):
         return
-    per_rank = low.integers(int(value)) if isinstance(value, Fraction) and value.denominator == 1 else low.integers(value)
+    per_rank = (
+        low.integers(int(value)) if isinstance(value, Fraction) and value.denominator == 1 else low.integers(value)
+    )
     record = low.rank_int(per_rank) if per_rank is not None else None
     if record is not None:
         low.base.add("index_scalar", low.op_of[result.id], how, record)
@@ -115,7 +156,9 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
     if not isinstance(factor, Fraction):
         raise Unsupported(f"alpha {alpha!r} is not a number")
     cx, cy = scalar_constant(x), scalar_constant(y)
-    shifted = _shifted_range(low, x, y if sign > 0 else None, factor, dtype) or _shifted_range(low, y, x if sign > 0 else None, Fraction(1), dtype)
+    shifted = _shifted_range(low, x, y if sign > 0 else None, factor, dtype) or _shifted_range(
+        low, y, x if sign > 0 else None, Fraction(1), dtype
+    )
     if shifted is not None:
         return shifted
     if isinstance(x, Tensor) and isinstance(y, RankVector):
@@ -209,7 +252,11 @@ def div(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
     cx = scalar_constant(x)
     if cx is not None and isinstance(y, Tensor):
         if isinstance(cx, Fraction) and is_floating(dtype):
-            return low.scaled(low.pointwise("reciprocal", "reciprocal", [y], dtype), cx) if cx else low.pointwise("cdiv#0", "cdiv", [y], dtype)
+            return (
+                low.scaled(low.pointwise("reciprocal", "reciprocal", [y], dtype), cx)
+                if cx
+                else low.pointwise("cdiv#0", "cdiv", [y], dtype)
+            )
         return low.pointwise(f"cdiv#{constant_text(cx)}", "cdiv", [y], dtype)
     return low.pointwise("div", "div", [x, y], dtype)
 
@@ -221,7 +268,17 @@ def rank_weighted(low: Lowering, x: Tensor, values: list[Fraction], dtype: str) 
     result = low.op(body, "rank_weight", [x], iters, x.shape, dtype)
     blocks = low.mesh.varying(values)
     if sum(values[r] for r in low.mesh.group_of(0, blocks)) == 1:
-        low.op(body, "rank_weight", [x], iters, x.shape, dtype, form_of=result, relocation=("rank_weight", "sum"), group=blocks)
+        low.op(
+            body,
+            "rank_weight",
+            [x],
+            iters,
+            x.shape,
+            dtype,
+            form_of=result,
+            relocation=("rank_weight", "sum"),
+            group=blocks,
+        )
     return result
 
 
@@ -262,7 +319,11 @@ for _name in COMPARE:
 @lowers("aten.bitwise_not")
 def bitwise_not(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x = args[0]
-    return low.pointwise("not", "not", [x], "bool") if x.dtype == "bool" else low.pointwise("bitnot", "bitnot", [x], x.dtype)
+    return (
+        low.pointwise("not", "not", [x], "bool")
+        if x.dtype == "bool"
+        else low.pointwise("bitnot", "bitnot", [x], x.dtype)
+    )
 
 
 def logic(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -278,7 +339,16 @@ def logic(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
     return low.pointwise(f"bit{short}", "bit", [x, y], result_dtype(node, x.dtype))
 
 
-for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or", "logical_xor", "__or__", "__and__"):
+for _name in (
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "__or__",
+    "__and__",
+):
     lowers(f"aten.{_name}")(logic)
 
 
@@ -397,7 +467,9 @@ def addcmul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     return low.pointwise("add", "add", [args[0], low.scaled(product, value)], args[0].dtype)
 
 
-@lowers("aten._to_copy", "aten.to", "aten.type_as", "aten.float", "aten.half", "aten.bfloat16", "prims.convert_element_type")
+@lowers(
+    "aten._to_copy", "aten.to", "aten.type_as", "aten.float", "aten.half", "aten.bfloat16", "prims.convert_element_type"
+)
 def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     """Casts between floating types are identities for the verdict; all others are operators."""
     x = args[0]
@@ -412,8 +484,20 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
     return result
 
 
-@lowers("aten.clone", "aten.detach", "aten.alias", "aten.contiguous", "aten.lift_fresh_copy", "aten.lift_fresh", "aten.detach_copy",
-        "_c10d_functional.wait_tensor", "aten.positive", "aten._conj", "aten.alias_copy", "c10d_functional.wait_tensor")
+@lowers(
+    "aten.clone",
+    "aten.detach",
+    "aten.alias",
+    "aten.contiguous",
+    "aten.lift_fresh_copy",
+    "aten.lift_fresh",
+    "aten.detach_copy",
+    "_c10d_functional.wait_tensor",
+    "aten.positive",
+    "aten._conj",
+    "aten.alias_copy",
+    "c10d_functional.wait_tensor",
+)
 def same(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return args[0]
 

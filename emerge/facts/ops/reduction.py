@@ -16,7 +16,9 @@ from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_floating
 
 
-def reduce(low: Lowering, x: Tensor, dims: Sequence[int], keepdim: bool, role: str, body: str, kind: str, dtype: str) -> Tensor:
+def reduce(
+    low: Lowering, x: Tensor, dims: Sequence[int], keepdim: bool, role: str, body: str, kind: str, dtype: str
+) -> Tensor:
     """Reduces ``dims`` of ``x`` with the given role."""
     kept = [d for d in range(len(x.shape)) if d not in dims]
     iters = [axis(x.shape[d], "p", k, a0=d) for k, d in enumerate(kept)]
@@ -40,7 +42,9 @@ def _dims_keepdim(node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> 
 @lowers("aten.sum")
 def sum_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     dims, keepdim = _dims_keepdim(node, args, kwargs)
-    return reduce(low, args[0], reduced_dims(args[0], dims), keepdim, "sum", "sum", "sum", result_dtype(node, args[0].dtype))
+    return reduce(
+        low, args[0], reduced_dims(args[0], dims), keepdim, "sum", "sum", "sum", result_dtype(node, args[0].dtype)
+    )
 
 
 @lowers("aten.mean")
@@ -58,7 +62,9 @@ def extremum(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str,
     dims, keepdim = _dims_keepdim(node, args, kwargs)
     role = {"amax": "max", "amin": "min", "prod": "prod", "any": "max", "all": "min"}[name]
     kind = role if name in ("amax", "amin") else name
-    return reduce(low, args[0], reduced_dims(args[0], dims), keepdim, role, kind, kind, result_dtype(node, args[0].dtype))
+    return reduce(
+        low, args[0], reduced_dims(args[0], dims), keepdim, role, kind, kind, result_dtype(node, args[0].dtype)
+    )
 
 
 @lowers("aten.max", "aten.min")
@@ -150,7 +156,9 @@ def cumulative(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[st
     return along(low, x, d, "o", name, name, result_dtype(node, x.dtype))
 
 
-def norm(low: Lowering, x: Tensor, dims: int, weight: Tensor | None, bias: Tensor | None, body: str, dtype: str) -> Tensor:
+def norm(
+    low: Lowering, x: Tensor, dims: int, weight: Tensor | None, bias: Tensor | None, body: str, dtype: str
+) -> Tensor:
     """A normalisation over the last ``dims`` dimensions, with affine parameters of those dimensions."""
     args = [x, *(t for t in (weight, bias) if t is not None)]
     outer = len(x.shape) - dims
@@ -178,7 +186,13 @@ def layer_norm(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[st
     out = norm(low, x, len(shape), weight, bias, f"layer_norm#{eps}", x.dtype)
     if not node.is_tuple:
         return out
-    return Multi(lambda i: (out, statistics(low, x, len(shape), "mean", True), statistics(low, x, len(shape), f"rstd#{eps}", True))[i])
+    return Multi(
+        lambda i: (
+            out,
+            statistics(low, x, len(shape), "mean", True),
+            statistics(low, x, len(shape), f"rstd#{eps}", True),
+        )[i]
+    )
 
 
 @lowers("apex.fused_layer_norm_affine_fwd")
@@ -207,7 +221,9 @@ def rms_norm(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str,
     out = norm(low, x, len(shape), weight, None, f"rms_norm#{text}", x.dtype)
     if not node.is_tuple:
         return out
-    return Multi(lambda i: out if i == 0 else statistics(low, x, len(shape), f"rrms#{text}", not node.op.startswith("apex")))
+    return Multi(
+        lambda i: out if i == 0 else statistics(low, x, len(shape), f"rrms#{text}", not node.op.startswith("apex"))
+    )
 
 
 @lowers("aten.topk", "aten.sort")
@@ -250,7 +266,9 @@ def dropout(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
         iters = [axis(n, "p", d, a0=d) for d, n in enumerate(x.shape)]
         body = f"dropout{'_mask' if i else ''}#{constant_text(p)}#{call}"
         result = low.op(body, "dropout", [x], iters, x.shape, "bool" if i else x.dtype)
-        low.assume("dropout_masks", result, "both sides draw the same dropout mask for each element of the whole tensor")
+        low.assume(
+            "dropout_masks", result, "both sides draw the same dropout mask for each element of the whole tensor"
+        )
         return result
 
     return Multi(output) if node.is_tuple else output(0)
