@@ -104,7 +104,7 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
         if left() == 0.0:
             raise BudgetExceeded(f"the budget of {seconds:g} s was spent on reading the graphs")
         derivation = derive(prepared.problem, engine=engine, rules=tuple(spec.rules), log=True, timeout=left())
-        refuter = _timed(execution_refuter(seed, memory_gb, left), executed)
+        refuter = _timed(execution_refuter(seed, memory_gb, left, spec.rules), executed)
         result = decide(
             prepared.problem, derivation, refuter, levels=levels, ambiguities=prepared.ambiguities, seed=seed
         )
@@ -152,14 +152,25 @@ def _describe(result: PairResult, prepared: Prepared) -> None:
         )
 
 
-def execution_refuter(seed: int, memory_gb: float | None, left: Callable[[], float | None]) -> Refuter:
-    """Refutation by execution; torch is imported when it is first needed."""
+def execution_refuter(
+    seed: int, memory_gb: float | None, left: Callable[[], float | None], rules: Sequence[Path] = ()
+) -> Refuter:
+    """Refutation by execution; torch is imported when it is first needed.
+
+    Args:
+        rules: rule files whose ``operator_definition`` facts say what their operators compute.
+    """
 
     def refute(problem: Problem, derivation: Derivation) -> RefutationResult:
         try:
             from emerge.execute.refute import refute as run
         except ImportError as e:
             return NotRun(f"execution is not available ({e})")
+        if rules:
+            from emerge.relate.derive import load_program
+            from emerge.rules.operators import register_definitions
+
+            register_definitions(load_program(tuple(rules)).clauses)
         limits: dict[str, Any] = {} if memory_gb is None else {"memory_bytes": int(memory_gb * 2**30)}
         seconds = left()
         if seconds is not None:

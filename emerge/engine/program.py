@@ -112,16 +112,16 @@ class Program:
         """The clauses a derivation log records.
 
         All clauses of a relation that has a clause with ``@law``, is declared ``@semantic``, or depends positively on
-        a relation declared ``@semantic``.
+        such a relation.
         """
         positive, _ = checks.dependencies(self.rules)
         logged = {name for name, decl in self.relations.items() if decl.semantic is not None}
+        logged |= {c.head.name for c in self.clauses if c.law is not None}
         changed = True
         while changed:
             more = {head for head, uses in positive.items() if head not in logged and uses & logged}
             logged |= more
             changed = bool(more)
-        logged |= {c.head.name for c in self.clauses if c.law is not None}
         return tuple(self._log_rule(rule) for rule in self.rules if rule.head.name in logged)
 
     def _log_rule(self, rule: Rule) -> LogRule:

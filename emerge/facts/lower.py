@@ -134,6 +134,9 @@ INDEX_KINDS = {
     "const",
 }
 
+#: Kinds whose results wrap around in narrow integer types.
+WRAPPING = {"addc", "mulc", "add", "sub", "mul", "neg", "csub", "square", "powc", "sum", "prod", "cumsum", "cast"}
+
 Handler = Callable[["Lowering", FamilyNode, list[Any], dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {}
 
@@ -376,6 +379,9 @@ class Lowering:
             scale: the constant of a ``scale`` operator.
         """
         name = body
+        if kind in WRAPPING and is_integer(dtype) and dtype not in ("int64", "bool"):
+            # narrow integers wrap around: what holds of sums and products of numbers does not hold of them
+            body, kind = f"{body}.{dtype}", f"{kind}.{dtype}"
         body = body if body == "scale" else f"{body}/{len(args)}"
         key = (body, tuple(a.id for a in args), tuple(iters), tuple(shape), relocation, tuple(group), scale, form_of)
         if key in self._memo:

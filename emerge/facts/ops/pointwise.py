@@ -8,7 +8,7 @@ from typing import Any
 from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode, RankVector
 from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
-from emerge.graph.model import DTYPES, is_floating, is_integer
+from emerge.graph.model import is_floating, is_integer
 
 #: ATen name -> kind of body, for functions of one operand without attributes.
 UNARY = {
@@ -115,6 +115,8 @@ def rank_vector_fraction(value: Any) -> list[Fraction] | None:
 
 
 def add_constant(low: Lowering, x: Tensor, c: Fraction | float, dtype: str) -> Tensor:
+    if dtype == "bool":
+        raise Unsupported("adds a truth value")
     if c == 0:
         return x
     result = low.pointwise(f"addc#{constant_text(c)}", "addc", [x], dtype)
@@ -124,8 +126,8 @@ def add_constant(low: Lowering, x: Tensor, c: Fraction | float, dtype: str) -> T
 
 def note_index(low: Lowering, result: Tensor, how: str, x: Tensor, value: Any) -> None:
     """Writes integer arithmetic with a constant for the index domain (datalog/analysis/index.dl)."""
-    if not is_integer(x.dtype):
-        return
+    if x.dtype not in ("int64", "bool") or (how in ("shift", "times") and result.dtype != "int64"):
+        return  # narrower integers wrap around
     per_rank = (
         low.integers(int(value)) if isinstance(value, Fraction) and value.denominator == 1 else low.integers(value)
     )
@@ -178,6 +180,10 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
         return add_constant(low, other, cx, dtype)
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise Unsupported("operands are not tensors")
+    if dtype == "bool":
+        if sign < 0 or factor != 1:
+            raise Unsupported("arithmetic on truth values")
+        return low.pointwise("or", "or", [x, y], dtype, commutative=True)  # the sum of truth values is their disjunction
     if factor != 1 and is_floating(dtype):
         y = low.scaled(y, factor)
     elif factor != 1:
@@ -210,6 +216,10 @@ def mul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
     if not isinstance(x, Tensor) or (scalar_constant(x) is not None and isinstance(y, Tensor)):
         x, y = y, x
     dtype = result_dtype(node, x.dtype)
+    if dtype == "bool":
+        if not isinstance(y, Tensor):
+            raise Unsupported("multiplies a truth value by a constant")
+        return low.pointwise("and", "and", [x, y], dtype, commutative=True)
     values = rank_vector_fraction(y)
     if values is not None and is_integer(dtype) and isinstance(y, RankVector):
         result = low.pointwise(f"mulc#{y.values}", "mulc", [x], dtype)
@@ -306,7 +316,9 @@ def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     c = scalar_constant(y)
     if c is not None or isinstance(y, RankVector):
         text = constant_text(c) if c is not None else str(y.values)
-        result = low.pointwise(f"{name}c#{text}", f"{name}c", [x], "bool")
+        # against a constant that a narrow type cannot hold the comparison wraps: those stay functions of their own
+        suffix = "" if x.dtype == "int64" or not is_integer(x.dtype) else f".{x.dtype}"
+        result = low.pointwise(f"{name}c#{text}{suffix}", f"{name}c{suffix}", [x], "bool")
         note_index(low, result, name, x, c if c is not None else y)
         return result
     return low.pointwise(name, name, [x, y], "bool", commutative=name in ("eq", "ne"))
@@ -478,8 +490,9 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         return low.retyped(x, target)
     if x.constant is not None and is_floating(target):
         return low.constant(x.constant, x.shape, target)
-    result = low.pointwise(f"cast#{target}", "cast", [x], target)
-    if is_integer(x.dtype) and is_integer(target) and DTYPES[target][1] >= DTYPES[x.dtype][1] and target != "bool":
+    exact = x.dtype in ("int64", "bool") and target == "int64"
+    result = low.pointwise(f"cast#{target}", "cast" if exact else "convert", [x], target)
+    if exact:
         low.base.add("index_scalar", low.op_of[result.id], "times", (1, 0, 0))
     return result
 
