@@ -80,7 +80,7 @@ def test_unknown_without_an_execution_names_the_frontier(tmp_path: Path) -> None
     assert found.verdict == "UNKNOWN"
     assert "no alignment was derived at 'add'" in found.reason
     assert "not executed" in found.reason
-    assert [(f.kind, f.severity) for f in found.findings] == [("UNPROVED", "warning")]
+    assert [(f.kind, f.severity) for f in found.findings] == [("MISSING_ALL_REDUCE", "warning")]
     assert found.counterexample is None
 
 
@@ -117,7 +117,7 @@ def test_a_refutation_gives_place_and_counterexample(tmp_path: Path) -> None:
     )
     assert found.sizes == {"4": 3}
     first = found.findings[0]
-    assert (first.kind, first.severity, first.reference_nodes) == ("DIVERGES", "error", ["add"])
+    assert (first.kind, first.severity, first.reference_nodes) == ("MISSING_ALL_REDUCE", "error", ["add"])
     assert first.implementation_nodes == ["0:add", "1:add"]
     assert (first.reference_source, first.implementation_source) == ("mlp.py:14", "mlp.py:14")
     assert "mm_1 ~ mm_1: a b ~ a b + partial(ranks)" in first.found
