@@ -199,6 +199,7 @@ class Lowering:
         self.select_of: dict[int, tuple[Tensor, int, int, int]] = {}
         self.lookup_of: dict[int, tuple[Tensor, Tensor, list[Iter]]] = {}
         self.view_of: dict[int, Tensor] = {}
+        self.permute_of: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
         self.iota_of: dict[int, int] = {}
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}

@@ -22,7 +22,8 @@ from emerge.util.resources import resource_dir
 #: At most so many views are singled out before all that remain are taken as operators.
 MOST_GUILTY_VIEWS = 8
 #: Relations read back after every derivation.
-RESULTS = ("diagnosis", 
+RESULTS = (
+    "diagnosis",
     "aligned",
     "root",
     "frontier",

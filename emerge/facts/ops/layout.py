@@ -126,11 +126,17 @@ def any_view(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str,
 
 
 def permute(low: Lowering, x: Tensor, order: Sequence[int]) -> Tensor:
-    """Dimension ``k`` of the result is dimension ``order[k]`` of ``x``."""
-    shape = [x.shape[d] for d in order]
+    """Dimension ``k`` of the result is dimension ``order[k]`` of ``x``; a permutation of a permutation is one permutation."""
+    before = low.permute_of.get(x.id)
+    if before is not None:
+        source, first = before
+        return permute(low, source, [first[d] for d in order])
     if list(order) == sorted(order):
         return x
-    return low.layout(x, shape, [(k, 1, d, 1, n) for k, (d, n) in enumerate(zip(order, shape))])
+    shape = [x.shape[d] for d in order]
+    result = low.layout(x, shape, [(k, 1, d, 1, n) for k, (d, n) in enumerate(zip(order, shape))])
+    low.permute_of[result.id] = (x, tuple(order))
+    return result
 
 
 @lowers(

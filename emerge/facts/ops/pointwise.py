@@ -381,12 +381,18 @@ def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype:
 
     Zeros written into a look-up may as well be written into its one-hot operand: that form is noted too.
     """
-    source = low.view_of.get(x.id)
-    if value == 0 and source is not None and mask.shape == x.shape:
-        # a view commutes with pointwise operators; taken off, the look-up below it comes to light
-        from emerge.facts.ops.layout import view
+    if value == 0 and mask.shape == x.shape:
+        # rearrangements commute with pointwise operators; taken off, the look-up below them comes to light
+        from emerge.facts.ops.layout import permute, view
 
-        return view(low, fill(low, source, view(low, mask, source.shape), value, dtype), x.shape)
+        source = low.view_of.get(x.id)
+        if source is not None:
+            return view(low, fill(low, source, view(low, mask, source.shape), value, dtype), x.shape)
+        permuted = low.permute_of.get(x.id)
+        if permuted is not None:
+            source, order = permuted
+            back = [order.index(d) for d in range(len(order))]
+            return permute(low, fill(low, source, permute(low, mask, back), value, dtype), order)
     result = low.pointwise(f"fill#{constant_text(value)}", "fill0" if value == 0 else "fill", [x, mask], dtype)
     note_index(low, result, "fill", x, value)
     found = low.lookup_of.get(x.id)
