@@ -103,8 +103,10 @@ def _sides(spec: PairSpec) -> tuple[Graph, list[Graph]]:
     return reference[0], _load(spec.implementation)
 
 
-def _load(source: Path | SourceSpec) -> list[Graph]:
+def _load(source: Path | SourceSpec | list[Graph]) -> list[Graph]:
     """The graphs of one side, read or captured; captures tell their progress on standard error."""
+    if isinstance(source, list):
+        return source
     if isinstance(source, Path):
         return load_side(source)
     return load_spec(source, progress=lambda line: print(line, file=sys.stderr, flush=True))
@@ -211,6 +213,7 @@ class _Builder:
         shapes = {n: t.shape for n, t in self.implementation.types.items()}
         given = check_consistent(given, shapes, self.mesh)
         claims = check_consistent(claims, shapes, self.mesh, claims=True)
+        self.check_constants(given)
         check_covered(claims, {n: t.shape for n, t in self.reference.types.items()})
         problem = Problem(self.reference.graph, self.implementation.graph, self.mesh, given, claims)
         claimed = {c.reference.name for c in claims} | {a.name for a in self.ambiguities if a.section == "outputs"}
@@ -229,6 +232,40 @@ class _Builder:
             },
             [*self.reference.graph.problems, *self.implementation.graph.problems],
         )
+
+    def constant_of(self, side: _Side, name: str) -> set[str]:
+        """What the files say about the value of an input: its constant or the digest of its content, on every rank."""
+        found: set[str] = set()
+        for inp in side.inputs():
+            if inp.name != name:
+                continue
+            for rank, member in inp.members.items():
+                item = next(i for i in side.graph.graphs[rank].inputs if i.name == member)
+                if item.const is not None:
+                    found.add(f"the constant {item.const!r}")
+                if item.extra.get("digest") is not None:
+                    found.add(f"content with digest {item.extra['digest']}")
+        return found
+
+    def check_constants(self, given: Iterable[Statement]) -> None:
+        """Inputs that a relation makes equal must not be different constants.
+
+        Raises:
+            RelationError: the files give them different values.
+        """
+        for s in given:
+            whole = not s.reference.cuts and not s.implementation.cuts and all(p.mesh is None for p in s.axes)
+            same = whole and all(p.reference == p.implementation for p in s.axes)
+            if not same:
+                continue
+            ours = self.constant_of(self.reference, s.reference.name)
+            theirs = self.constant_of(self.implementation, s.implementation.name)
+            if len(theirs) > 1 or (ours and theirs and ours != theirs):
+                raise RelationError(
+                    f"{s.reference} ~ {s.implementation} makes them equal, but the graph files give them "
+                    f"{' and '.join(sorted(ours | theirs))}; drop the relation or correct the files",
+                    s.place or "relations: auto",
+                )
 
     # ---- relation files ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from emerge.campaign.yaml_lines import Mapping, Sequence, load_yaml
 from emerge.capture.base import CaptureError
 from emerge.capture.source import SourceSpec, parse_spec
+from emerge.graph.model import Graph
 from emerge.graph.source import RELATIONS_FILE
 from emerge.util.errors import ConfigError
 
@@ -72,7 +73,7 @@ class PairSpec:
     """One pair of a campaign.
 
     Attributes:
-        case: case directory; else ``reference`` and ``implementation`` are graph files or directories, or live models.
+        case: case directory; else ``reference`` and ``implementation`` are graph files or directories, live models, or graphs.
         relations: ``auto``, lines, a relation file, or None (nothing is given).
         outputs: lines, or None for the relation file's claims or all outputs.
         mesh: None = the case's own, or one axis over the ranks.
@@ -82,8 +83,8 @@ class PairSpec:
 
     id: str
     case: Path | None = None
-    reference: Path | SourceSpec | None = None
-    implementation: Path | SourceSpec | None = None
+    reference: Path | SourceSpec | list[Graph] | None = None
+    implementation: Path | SourceSpec | list[Graph] | None = None
     relations: str | list[RelationSpec] | Path | None = None
     outputs: list[RelationSpec] | None = None
     mesh: dict[str, int] | None = None

@@ -13,7 +13,8 @@ from emerge.campaign.admission import law_levels
 from emerge.campaign.build import Prepared, prepare
 from emerge.campaign.config import PairSpec
 from emerge.campaign.counterexample import save_counterexample
-from emerge.capture.source import describe
+from emerge.capture.source import SourceSpec, describe
+from emerge.graph.model import Graph
 from emerge.relate.derive import Derivation, Problem, derive
 from emerge.util.errors import BudgetExceeded, EmergeError, EngineError
 from emerge.verdict.decide import decide
@@ -125,11 +126,13 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
 def sources(spec: PairSpec) -> dict[str, str]:
     """Where the pair came from, for ``emerge replay``."""
     named = {"case": spec.case, "reference": spec.reference, "implementation": spec.implementation}
-    return {
-        key: str(path.resolve()) if isinstance(path, Path) else describe(path)
-        for key, path in named.items()
-        if path is not None
-    }
+    return {key: _source_text(source) for key, source in named.items() if source is not None}
+
+
+def _source_text(source: Path | SourceSpec | list[Graph]) -> str:
+    if isinstance(source, Path):
+        return str(source.resolve())
+    return describe(source) if isinstance(source, SourceSpec) else ", ".join(g.name for g in source)
 
 
 def _fail_on(result: PairResult, spec: PairSpec) -> None:
@@ -166,6 +169,18 @@ def execution_refuter(
             from emerge.execute.refute import refute as run
         except ImportError as e:
             return NotRun(f"execution is not available ({e})")
+        empty = next(
+            (
+                g.name
+                for side in (problem.reference, problem.implementation)
+                for g in side.graphs
+                for t in g.types().values()
+                if 0 in t.shape
+            ),
+            None,
+        )
+        if empty is not None:
+            return NotRun(f"{empty} has a tensor without elements, which is not executed")
         if rules:
             from emerge.relate.derive import load_program
             from emerge.rules.operators import register_definitions

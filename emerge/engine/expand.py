@@ -50,16 +50,18 @@ def load_files(files: Sequence[Path]) -> Flat:
     scopes: list[Scope] = []
     seen: dict[Path, None] = {}
     for file in files:
-        _read(Path(file), None, seen, scopes)
+        _read(Path(file), None, seen, scopes, Path(file).resolve().parent)
     flat = flatten(scopes)
     flat.files = list(seen)
     return flat
 
 
-def _read(path: Path, origin: Pos | None, seen: dict[Path, None], scopes: list[Scope]) -> None:
+def _read(path: Path, origin: Pos | None, seen: dict[Path, None], scopes: list[Scope], root: Path) -> None:
     resolved = path.resolve()
     if resolved in seen:
         return
+    if not resolved.is_relative_to(root):
+        raise RuleError(f"{str(path)!r} lies outside {str(root)!r}; a rule file includes files of its own folder", str(origin))
     seen[resolved] = None
     try:
         text = path.read_text(encoding="utf-8")
@@ -68,7 +70,7 @@ def _read(path: Path, origin: Pos | None, seen: dict[Path, None], scopes: list[S
         raise RuleError(f"the rule file {path} cannot be read ({reason})", str(origin or path)) from error
     scope = parse(text, str(path))
     for name, pos in scope.includes:
-        _read(path.parent / name, pos, seen, scopes)
+        _read(path.parent / name, pos, seen, scopes, root)
     scopes.append(scope)
 
 

@@ -5,7 +5,8 @@
     operator_signature("mylib.gate.default", 0, "x: ... f, gate: ... f -> ... f", "").
     operator_signature("_C.rms_norm.default", 1, "input: ... h, weight: h -> ... h", "h: whole").
 
-Operands are named by keyword, or positional without names; axes are letters or words, ``(h d)`` is a product, ``...``
+Operands stand in order; a name before the colon is the keyword by which one may be passed instead; axes are letters or
+words, ``(h d)`` is a product, ``...``
 any number of leading dimensions, ``_`` an operand that is not read, ``n=attr`` takes a size from an attribute. Axes are
 parallel unless ``roles`` says ``whole`` (order does not matter), ``ordered`` or ``sum``. All other attributes are part
 of the body: both sides must have the same.
@@ -142,8 +143,8 @@ def lower_kernel(low: Lowering, node: FamilyNode, sig: Signature, args: list[Any
     tensors: list[Tensor] = []
     layouts: list[tuple[tuple[str, ...], ...]] = []
     for name, dims in sig.operands:
-        if name:
-            value = kwargs.get(name)
+        if name and name in kwargs:
+            value = kwargs[name]
             used.add(name)
         else:
             value = args[position] if position < len(args) else None

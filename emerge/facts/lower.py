@@ -302,6 +302,7 @@ class Lowering:
         why = f"operator {node.op} has no signature"
         if handler is not None:
             try:
+                _check_call(node, args, kwargs)
                 return handler(self, node, args, kwargs)
             except Unsupported as exc:
                 why = str(exc)
@@ -638,6 +639,58 @@ class Lowering:
         if blocks is None:
             raise Unsupported("its process groups are not blocks of the mesh in rank order")
         return blocks
+
+
+#: Positional arguments that operators take at most, where a surplus one would otherwise go unnoticed.
+POSITIONAL = {
+    "aten.mm": 2, "aten.bmm": 2, "aten.dot": 2, "aten.mv": 2, "aten.matmul": 2, "aten.outer": 2, "aten.mul": 2, "aten.t": 1,
+    "aten.linear": 3, "aten.addmm": 3, "aten.baddbmm": 3, "aten.embedding": 5, "aten.cat": 2, "aten.stack": 2, "aten.neg": 1,
+    "aten.transpose": 3, "aten.permute": 2, "aten.view": 2, "aten.reshape": 2, "aten.expand": 2, "aten.where": 3,
+    "aten.masked_fill": 3, "aten.gather": 3, "aten.select": 3, "aten.slice": 5, "aten.eq": 2, "aten.lt": 2, "aten.ge": 2,
+    "aten.add": 2, "aten.sub": 2, "aten.maximum": 2, "aten.minimum": 2, "aten.pow": 2,
+}  # fmt: skip
+#: Keyword arguments that the lowerings know or may ignore.
+KEYWORDS = frozenset(
+    "dtype device layout pin_memory memory_format non_blocking copy dim dims keepdim alpha beta value scale is_causal "
+    "attn_mask attn_bias dropout_p enable_gqa approximate rounding_mode correction unbiased start end step eps epsilon weight "
+    "bias offs largest sorted stable descending num_classes min max ord p train diagonal shifts mode padding_idx "
+    "scale_grad_by_freq sparse implicit output_size requires_grad names generator self other input group_name group tag "
+    "accumulate unsafe normalized_shape split_size split_sizes dim0 dim1 size half_to_float compute_log_sumexp "
+    "return_debug_mask ranks".split()
+)
+
+
+#: Overloads of the ATen operators that have a lowering; another name is no operator of PyTorch.
+OVERLOADS = frozenset(
+    (
+        "Dict_Tensor Dict_bool Dict_complex Dict_float Dict_int Dict_str Scalar ScalarOther ScalarSelf "
+        "Scalar_Scalar Scalar_Tensor Scalar_mode Tensor Tensor_Scalar Tensor_Tensor Tensor_hacked_twin "
+        "Tensor_list Tensor_mode a any bool bool_list complex complex_complex complex_float complex_int "
+        "correction decimals default device dim dim_IntList dim_int dim_max dim_min dims dtype enum float "
+        "float_complex float_float float_int float_list hacked_twin indices int int_complex int_float int_int "
+        "int_list int_to_int intlist left_t list_Tensor list_bool list_float list_int list_str memory_format "
+        "msg other out prim_Device prim_dtype prim_other quantized right_ sections self self_Tensor self_int "
+        "sizes stable start start_step str str_list sublist t tensor_indices_or_sections using_ints values "
+        "values_stable "
+    ).split()
+)
+
+
+def _check_call(node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """A call that its operator does not take has no meaning that a lowering could know.
+
+    Raises:
+        Unsupported: a surplus argument or an unknown keyword.
+    """
+    base, _, overload = node.op.rpartition(".")
+    if base.startswith("aten.") and overload not in OVERLOADS:
+        raise Unsupported(f"{node.op} is no overload of {base}")
+    most = POSITIONAL.get(base)
+    if most is not None and len(args) > most:
+        raise Unsupported(f"{node.op} is called with {len(args)} arguments and takes {most}")
+    unknown = sorted(set(kwargs) - KEYWORDS)
+    if base.startswith("aten.") and unknown:
+        raise Unsupported(f"{node.op} is called with the unknown keyword {unknown[0]!r}")
 
 
 def _described(name: str, operands: list[Any]) -> Handler:

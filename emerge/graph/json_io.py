@@ -150,6 +150,8 @@ def optional(obj: dict[str, Any], key: str, kind: type, word: str, default: Any 
 def typed(value: Any, key: str, kind: type, word: str) -> Any:
     if type(value) is not kind:
         raise Violation(f"expected {word} for {key!r}, found {describe(value)}; correct the value")
+    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise Violation(f"the text of {key!r} holds a lone surrogate, which UTF-8 cannot write; correct it")
     return value
 
 
@@ -207,6 +209,12 @@ def decode_arg(value: Any, refs: list[str] | None) -> Arg:
 def _input(obj: Any) -> Input:
     if type(obj) is not dict:
         raise Violation(f"expected an object per input, found {describe(obj)}; correct the entry")
+    constant = obj.get("const")
+    if constant is not None and not isinstance(constant, (bool, int, float)) and not _is_float_text(constant):
+        raise Violation(f"expected a number as 'const', found {describe(constant)}; correct it")
+    digest = obj.get("digest")
+    if digest is not None and (type(digest) is not str or ":" not in digest):
+        raise Violation(f'expected a digest such as "sha256:..." as \'digest\', found {describe(digest)}; correct it')
     return Input(
         name=required(obj, "name", str, "a string"),
         dtype=_dtype(required(obj, "dtype", str, "a dtype name")),
@@ -216,6 +224,10 @@ def _input(obj: Any) -> Input:
         placement=obj.get("placement"),
         extra={k: v for k, v in obj.items() if k not in _INPUT_KEYS},
     )
+
+
+def _is_float_text(value: Any) -> bool:
+    return type(value) is dict and set(value) == {"float"}
 
 
 def _node(obj: dict[str, Any], refs: list[str], n_stacks: int) -> Node:

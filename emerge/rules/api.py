@@ -131,14 +131,15 @@ def check_rules(
     """Validates laws on newly generated pairs.
 
     Args:
-        names: laws to check; None or empty = all.
+        names: laws to check; None or empty = those of ``extra`` where it has some, else all.
         update: write the certificates of shipped laws that pass, and drop those of laws that fail or are gone.
         count: generated pairs.
     Raises:
         RuleError: an unknown name, or rule files that break a static condition.
     """
     program, laws = _loaded(rule_files(extra))
-    wanted = _named(laws, list(names)) if names else list(laws.values())
+    own = [law for law in laws.values() if not law.shipped]
+    wanted = _named(laws, list(names)) if names else own if extra and own else list(laws.values())
     outcome = certify(program, wanted, seed=seed, count=count or BASE_PAIRS, device=device, progress=progress)
     for found in outcome.certificates.values():
         if not laws[found.law].shipped:

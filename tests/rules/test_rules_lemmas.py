@@ -92,7 +92,6 @@ def test_gate_and_up_must_be_sharded_apart(apart: bool) -> None:
     assert proved(b, out[0], out[1], (None, "tp")) is apart
 
 
-@pytest.mark.xfail(strict=True, reason="coefficients of index_fn are 32-bit in Datalog and wrap; int64 tensors do not")
 def test_index_coefficients_do_not_wrap() -> None:
     b = Build(1, {"tp": 2})
     b.dim("s")

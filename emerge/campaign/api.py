@@ -1,0 +1,150 @@
+"""Emerge from Python: compare two programs in a test or a notebook.
+
+>>> import torch, emerge
+>>> def reference(x, w): return torch.relu(x @ w)
+>>> def implementation(x, w): return (x @ w).clamp(min=0)
+>>> x, w = torch.randn(3, 4), torch.randn(4, 5)
+>>> emerge.compare(reference, reference, inputs=(x, w)).verdict
+'EQUIVALENT'
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from emerge.campaign.config import PairSpec, RelationSpec, is_live, load_relation_lines, rule_files
+from emerge.campaign.run import RunOptions, run_pair
+from emerge.capture.source import SourceSpec, parse_spec
+from emerge.graph.model import Graph
+from emerge.util.errors import EmergeError, InputError
+from emerge.verdict.types import NOT_EQUIVALENT, UNKNOWN, PairResult
+
+Program = str | Path | Graph | Sequence[Graph] | Callable[..., Any]
+
+
+class NotEquivalent(AssertionError):
+    """Both programs were executed and differ; the message holds the findings. ``result`` is the whole result."""
+
+    def __init__(self, result: PairResult) -> None:
+        super().__init__(_message(result))
+        self.result = result
+
+
+class UnknownVerdict(EmergeError):
+    """Neither a proof nor a counterexample was found. It says nothing about the programs; the message says what was missing.
+
+    ``result`` is the whole result.
+    """
+
+    def __init__(self, result: PairResult) -> None:
+        super().__init__(_message(result))
+        self.result = result
+
+
+def compare(
+    reference: Program,
+    implementation: Program,
+    *,
+    inputs: Sequence[Any] = (),
+    relations: str | Mapping[str, Any] = "auto",
+    outputs: Mapping[str, Any] | None = None,
+    mesh: Mapping[str, int] | None = None,
+    rules: Sequence[str | Path] = (),
+    trust: Sequence[str] = (),
+    engine: str = "auto",
+    seed: int = 0,
+    timeout: float | None = None,
+) -> PairResult:
+    """Compares two programs.
+
+    Args:
+        reference: a module or function (captured with ``inputs``), graphs, a path to graph files, or a source such as
+            ``python:module:function``.
+        implementation: likewise; with ``mesh`` a function ``build(mesh, rank)`` that returns the rank's program and its
+            example inputs.
+        inputs: example inputs of modules and functions; shapes matter, values do not.
+        relations: ``auto``, or reference tensor -> alignment, e.g. ``{"w": "(tp o) i ~ o i"}``.
+        outputs: claimed alignments of outputs, by name or position; default as in a campaign.
+        mesh: device axes of the implementation.
+        rules, trust: rule files of your own, and laws of theirs admitted without certificate.
+        timeout: seconds.
+
+    Raises:
+        InputError: a program cannot be captured or read, or the relations do not fit.
+    """
+    axes = dict(mesh) if mesh else None
+    spec = PairSpec(
+        "compare",
+        reference=_program(reference, inputs, None, "reference"),
+        implementation=_program(implementation, inputs, axes, "implementation"),
+        relations="auto" if isinstance(relations, str) else _lines(relations),
+        outputs=None if outputs is None else _lines(outputs),
+        mesh=axes,
+        engine=engine,
+        rules=rule_files([Path(r) for r in rules]),
+        trust=list(trust),
+        seed=seed,
+        seconds=timeout,
+    )
+    result = run_pair(spec, RunOptions())
+    if result.error is not None:
+        raise InputError(result.error.message, result.error.place)
+    return result
+
+
+def assert_equivalent(reference: Program, implementation: Program, **options: Any) -> PairResult:
+    """Like :func:`compare`, for tests.
+
+    Raises:
+        NotEquivalent: an ``AssertionError`` whose message is the findings.
+        UnknownVerdict: no verdict was reached.
+        InputError: see :func:`compare`.
+    """
+    result = compare(reference, implementation, **options)
+    if result.verdict == NOT_EQUIVALENT:
+        raise NotEquivalent(result)
+    if result.verdict == UNKNOWN:
+        raise UnknownVerdict(result)
+    return result
+
+
+def _program(
+    program: Program, inputs: Sequence[Any], mesh: dict[str, int] | None, side: str
+) -> Path | SourceSpec | list[Graph]:
+    if isinstance(program, (str, Path)):
+        return parse_spec(str(program), mesh=mesh) if is_live(str(program)) else Path(program)
+    if isinstance(program, Graph):
+        return [program]
+    if not callable(program):
+        return [g for g in program if isinstance(g, Graph)]
+    from emerge.capture.distributed import capture_ranks
+    from emerge.capture.trace import capture
+
+    if mesh is not None:
+        return capture_ranks(program, mesh, name=side)
+    return [capture(program, tuple(inputs), name=side)]
+
+
+def _lines(relations: Mapping[str, Any]) -> list[RelationSpec]:
+    """Relation lines from a mapping, read as the same lines of a file would be."""
+    import yaml
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "relations.yaml"
+        path.write_text(yaml.safe_dump(dict(relations), sort_keys=False), encoding="utf-8")
+        return load_relation_lines(path)
+
+
+def _message(result: PairResult) -> str:
+    lines = [f"{result.verdict}: {result.reason}"]
+    for f in result.findings:
+        lines.append(f"{f.kind}: {f.message}")
+        lines += [
+            f"  {what}: {place}"
+            for what, place in (("reference", f.reference_source), ("implementation", f.implementation_source))
+            if place
+        ]
+    return "\n".join(lines)
