@@ -162,6 +162,18 @@ class _Side:
     def inputs(self) -> list[FamilyInput]:
         return self.graph.inputs
 
+    def constants(self) -> dict[str, set[str]]:
+        """What the files say about the values of inputs: constants and digests of content, of all ranks."""
+        found: dict[str, set[str]] = {}
+        for rank, graph in enumerate(self.graph.graphs):
+            for item in graph.inputs:
+                said = found.setdefault(self.graph.family_of(rank, item.name), set())
+                if item.const is not None:
+                    said.add(f"the constant {item.const!r}")
+                if item.extra.get("digest") is not None:
+                    said.add(f"content with digest {item.extra['digest']}")
+        return found
+
     def find(self, name: str, place: str) -> TensorSpec:
         """A tensor by label, else by name.
 
@@ -233,33 +245,20 @@ class _Builder:
             [*self.reference.graph.problems, *self.implementation.graph.problems],
         )
 
-    def constant_of(self, side: _Side, name: str) -> set[str]:
-        """What the files say about the value of an input: its constant or the digest of its content, on every rank."""
-        found: set[str] = set()
-        for inp in side.inputs():
-            if inp.name != name:
-                continue
-            for rank, member in inp.members.items():
-                item = next(i for i in side.graph.graphs[rank].inputs if i.name == member)
-                if item.const is not None:
-                    found.add(f"the constant {item.const!r}")
-                if item.extra.get("digest") is not None:
-                    found.add(f"content with digest {item.extra['digest']}")
-        return found
-
     def check_constants(self, given: Iterable[Statement]) -> None:
         """Inputs that a relation makes equal must not be different constants.
 
         Raises:
             RelationError: the files give them different values.
         """
+        ours_of, theirs_of = self.reference.constants(), self.implementation.constants()
         for s in given:
             whole = not s.reference.cuts and not s.implementation.cuts and all(p.mesh is None for p in s.axes)
             same = whole and all(p.reference == p.implementation for p in s.axes)
             if not same:
                 continue
-            ours = self.constant_of(self.reference, s.reference.name)
-            theirs = self.constant_of(self.implementation, s.implementation.name)
+            ours = ours_of.get(s.reference.name, set())
+            theirs = theirs_of.get(s.implementation.name, set())
             if len(theirs) > 1 or (ours and theirs and ours != theirs):
                 raise RelationError(
                     f"{s.reference} ~ {s.implementation} makes them equal, but the graph files give them "

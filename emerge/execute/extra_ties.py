@@ -81,7 +81,7 @@ def node_ties(node: FamilyNode, low: Lowering) -> list[Tie]:
         and isinstance(node.args[1], list)
     ):
         for d, i in enumerate(indices):
-            if isinstance(i, Tensor) and low.iota_of.get(i.id) == args[0].shape[d] and i.shape[0] > 1:
+            if isinstance(i, Tensor) and low.is_range(i, args[0].shape[d]) and i.shape[0] > 1:
                 ties.append((i.id, 0, 1, args[0].id, d, 1, i.shape[0]))
     return ties
 

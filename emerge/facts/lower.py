@@ -201,7 +201,6 @@ class Lowering:
         self.view_of: dict[int, Tensor] = {}
         self.permute_of: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
-        self.iota_of: dict[int, int] = {}
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
         self.input_ids: dict[str, int] = {}
@@ -210,7 +209,6 @@ class Lowering:
         self.storage = Storage()
         self.strict = bool(os.environ.get("EMERGE_STRICT_LOWERING"))
         self.node: FamilyNode | None = None
-        self.family_nodes: dict[str, FamilyNode] = {}
         self.made_by: dict[int, Made] = {}
         self.layout_node: dict[int, str] = {}
         self.flat_views: frozenset[str] = frozenset()
@@ -223,7 +221,6 @@ class Lowering:
         """Lowers inputs and nodes in order."""
         import emerge.facts.ops  # noqa: F401  (registers the handlers)
 
-        self.family_nodes = {node.name: node for node in graph.nodes}
         for inp in graph.inputs:
             if len(inp.ranks) == self.mesh.ranks:
                 self.lower_input(inp.name, inp.shape, inp.dtype)
@@ -616,6 +613,10 @@ class Lowering:
                 size *= b.size
             self.base.add("block_size", known[blocks], size)
         return known[blocks]
+
+    def is_range(self, x: Tensor, n: int) -> bool:
+        """Whether ``x`` is ``arange(n)`` on every rank."""
+        return x.shape == (n,) and self.range_of.get(x.id) == ((0,) * self.mesh.ranks, 1)
 
     def integers(self, value: Any) -> list[int] | None:
         """One integer per rank for a plain or rank-dependent integer, else None."""

@@ -64,21 +64,22 @@ def _arguments(args: list[Any], kwargs: dict[str, Any], names: list[str]) -> dic
     return found
 
 
+def _refuse_dropout(a: dict[str, Any]) -> None:
+    if a.get("dropout_p"):
+        raise Unsupported("attention with dropout")
+
+
+def _fused(low: Lowering, a: dict[str, Any], dtype: str) -> Tensor:
+    """Attention from named arguments."""
+    _refuse_dropout(a)
+    mask, causal = a.get("attn_mask"), bool(a.get("is_causal"))
+    return sdpa(low, a["query"], a["key"], a["value"], mask, causal, a.get("scale"), dtype)
+
+
 @lowers("aten.scaled_dot_product_attention")
 def scaled_dot_product_attention(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     a = _arguments(args, kwargs, ["query", "key", "value", "attn_mask", "dropout_p", "is_causal"])
-    if a.get("dropout_p"):
-        raise Unsupported("attention with dropout")
-    return sdpa(
-        low,
-        a["query"],
-        a["key"],
-        a["value"],
-        a.get("attn_mask"),
-        bool(a.get("is_causal")),
-        a.get("scale"),
-        result_dtype(node, a["query"].dtype),
-    )
+    return _fused(low, a, result_dtype(node, a["query"].dtype))
 
 
 @lowers(
@@ -94,21 +95,11 @@ def flash(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
         a["attn_mask"] = a.get("attn_bias", a.get("attn_mask"))
     else:
         a = _arguments(args, kwargs, ["query", "key", "value", "dropout_p", "is_causal"])
-    if a.get("dropout_p"):
-        raise Unsupported("attention with dropout")
+    _refuse_dropout(a)
 
     def output(i: int) -> Tensor:
         if i:
             raise Unsupported("its log-sum-exp has no signature")
-        return sdpa(
-            low,
-            a["query"],
-            a["key"],
-            a["value"],
-            a.get("attn_mask"),
-            bool(a.get("is_causal")),
-            a.get("scale"),
-            a["query"].dtype,
-        )
+        return _fused(low, a, a["query"].dtype)
 
     return Multi(output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from emerge.facts.families import FamilyNode
@@ -20,13 +21,41 @@ def reduction_name(value: Any) -> str:
     return REDUCTIONS[name]
 
 
-def outer_ties(blocks: Sequence[Block], inner: int, dim: int) -> list[tuple[int, Block]]:
+def outer_ties(blocks: Sequence[Block], inner: int) -> list[tuple[int, Block]]:
     """Strides of the mesh blocks on a dimension whose outer part is the group and whose inner part has ``inner`` elements."""
     stride, out = inner, []
     for block in reversed(blocks):
         out.append((stride, block))
         stride *= block.size
     return list(reversed(out))
+
+
+def shard_size(x: Tensor, d: int, blocks: Sequence[Block]) -> int:
+    """Elements of dimension ``d`` that each rank of the group gets.
+
+    Raises:
+        Unsupported: it does not divide evenly.
+    """
+    ranks = prod(b.size for b in blocks)
+    if x.shape[d] % ranks:
+        raise Unsupported(f"dimension {d} of {x.shape[d]} elements is not divisible by {ranks} ranks")
+    return x.shape[d] // ranks
+
+
+def scattered(d: int, inner: int, blocks: Sequence[Block]) -> list[Iter]:
+    """The outer part of dimension ``d`` goes to the mesh."""
+    return [
+        Iter(b.size, "p", (), ((0, (Tie(1, d, stride, b.size),)),), to_mesh=(Tie(1, b.dim, b.stride, b.size),))
+        for stride, b in outer_ties(blocks, inner)
+    ]
+
+
+def gathered(d: int, inner: int, blocks: Sequence[Block]) -> list[Iter]:
+    """The mesh becomes the outer part of dimension ``d``."""
+    return [
+        Iter(b.size, "p", (Tie(1, d, stride, b.size),), from_mesh=(Tie(1, b.dim, b.stride, b.size),))
+        for stride, b in outer_ties(blocks, inner)
+    ]
 
 
 def same_shape(x: Tensor) -> list[Iter]:
@@ -48,114 +77,52 @@ def all_reduce(low: Lowering, x: Tensor, how: str, blocks: Sequence[Block]) -> T
     )
 
 
+def moved(
+    low: Lowering,
+    x: Tensor,
+    kind: str,
+    how: str,
+    body: str,
+    iters: list[Iter],
+    shape: list[int],
+    blocks: Sequence[Block],
+) -> Tensor:
+    """A collective that moves axes between the tensor and the mesh."""
+    return low.op(
+        f"{body}#{list(blocks)}", "collective", [x], iters, shape, x.dtype, relocation=(kind, how), group=blocks
+    )
+
+
 def all_gather(low: Lowering, x: Tensor, d: int, blocks: Sequence[Block]) -> Tensor:
     """Shards of dimension ``d`` joined in rank order."""
     if not blocks:
         return x
-    n = x.shape[d]
     shape = list(x.shape)
-    iters = same_shape(x)
-    for stride, block in outer_ties(blocks, n, d):
-        iters.append(
-            Iter(
-                block.size,
-                "p",
-                (Tie(1, d, stride, block.size),),
-                from_mesh=(Tie(1, block.dim, block.stride, block.size),),
-            )
-        )
-        shape[d] *= block.size
-    return low.op(
-        f"all_gather#{d}#{list(blocks)}",
-        "collective",
-        [x],
-        iters,
-        shape,
-        x.dtype,
-        relocation=("all_gather", "none"),
-        group=blocks,
-    )
+    shape[d] *= prod(b.size for b in blocks)
+    iters = [*same_shape(x), *gathered(d, x.shape[d], blocks)]
+    return moved(low, x, "all_gather", "none", f"all_gather#{d}", iters, shape, blocks)
 
 
 def scatter(low: Lowering, x: Tensor, d: int, kind: str, how: str, blocks: Sequence[Block]) -> Tensor:
     """Block r of dimension ``d`` goes to rank r."""
     if not blocks:
         return x
-    size = 1
-    for b in blocks:
-        size *= b.size
-    if x.shape[d] % size:
-        raise Unsupported(f"dimension {d} of {x.shape[d]} elements is not divisible by {size} ranks")
-    n = x.shape[d] // size
+    n = shard_size(x, d, blocks)
     shape = [n if k == d else m for k, m in enumerate(x.shape)]
-    iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
-    for stride, block in outer_ties(blocks, n, d):
-        iters.append(
-            Iter(
-                block.size,
-                "p",
-                (),
-                ((0, (Tie(1, d, stride, block.size),)),),
-                to_mesh=(Tie(1, block.dim, block.stride, block.size),),
-            )
-        )
-    return low.op(
-        f"{kind}#{how}#{d}#{list(blocks)}",
-        "collective",
-        [x],
-        iters,
-        shape,
-        x.dtype,
-        relocation=(kind, how),
-        group=blocks,
-    )
+    iters = [*(axis(m, "p", k, a0=k) for k, m in enumerate(shape)), *scattered(d, n, blocks)]
+    return moved(low, x, kind, how, f"{kind}#{how}#{d}", iters, shape, blocks)
 
 
 def all_to_all(low: Lowering, x: Tensor, split: int, join: int, blocks: Sequence[Block]) -> Tensor:
     """Block j of dimension ``split`` goes to rank j; what arrives is joined along ``join`` in rank order."""
     if not blocks:
         return x
-    size = 1
-    for b in blocks:
-        size *= b.size
-    if x.shape[split] % size:
-        raise Unsupported(f"dimension {split} of {x.shape[split]} elements is not divisible by {size} ranks")
     shape = list(x.shape)
-    shape[split] //= size
-    iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
-    inner = shape[split]
-    for stride, block in outer_ties(blocks, inner, split):
-        iters.append(
-            Iter(
-                block.size,
-                "p",
-                (),
-                ((0, (Tie(1, split, stride, block.size),)),),
-                to_mesh=(Tie(1, block.dim, block.stride, block.size),),
-            )
-        )
-    joined = outer_ties(blocks, shape[join], join)
-    for stride, block in joined:
-        iters.insert(
-            len(shape),
-            Iter(
-                block.size,
-                "p",
-                (Tie(1, join, stride, block.size),),
-                from_mesh=(Tie(1, block.dim, block.stride, block.size),),
-            ),
-        )
-    shape[join] *= size
-    return low.op(
-        f"all_to_all#{split}#{join}#{list(blocks)}",
-        "collective",
-        [x],
-        iters,
-        shape,
-        x.dtype,
-        relocation=("all_to_all", "none"),
-        group=blocks,
-    )
+    shape[split] = shard_size(x, split, blocks)
+    own = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
+    iters = [*own, *gathered(join, shape[join], blocks)[::-1], *scattered(split, shape[split], blocks)]
+    shape[join] *= prod(b.size for b in blocks)
+    return moved(low, x, "all_to_all", "none", f"all_to_all#{split}#{join}", iters, shape, blocks)
 
 
 @lowers("_c10d_functional.all_reduce", "_c10d_functional.all_reduce_", "c10d_functional.all_reduce")

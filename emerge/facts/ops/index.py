@@ -101,7 +101,8 @@ def index(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
         len(used) == 2
         and used[0][0] == 0
         and used[1][0] == 1
-        and low.iota_of.get(used[0][1].id) == x.shape[0] == used[1][1].shape[0]
+        and low.is_range(used[0][1], x.shape[0])
+        and used[1][1].shape[:1] == x.shape[:1]
     ):
         result = lookup(low, x, used[1][1], 1, [(0, 0)])
     else:
@@ -195,8 +196,6 @@ def positions(low: Lowering, n: int, starts: Sequence[int], step: int, dtype: st
     """
     if len(set(starts)) == 1:
         result = low.op(f"iota#{starts[0]}#{step}#{n}", "iota", [], [Iter(n, "pos", whole(n, 0))], [n], dtype)
-        if starts[0] == 0 and step == 1:
-            low.iota_of[result.id] = n
         low.range_of[result.id] = (tuple(starts), step)
         return result
     form = low.mesh.affine(starts)
