@@ -97,6 +97,20 @@ class Made:
     relocation: tuple[str, str] | None = None
 
 
+class Recipe(NamedTuple):
+    """How a tensor can be made again, for the algebra: what it is in terms of its operands.
+
+    Attributes:
+        name: ``map`` (body, kind), ``scale`` (factor), ``place`` (dims, shape), ``view`` (shape), ``slice`` (dim, start,
+            stop), ``cat`` (dim), ``fold`` (dims, role, body, kind), ``einsum`` (spec) or ``along`` (dim, role, body, kind).
+        args: operands. params: as named above.
+    """
+
+    name: str
+    args: tuple[Tensor, ...]
+    params: tuple[Any, ...]
+
+
 @dataclass
 class Multi:
     """Result of a multi-output operator: tensors by output index, lowered when asked for."""
@@ -203,6 +217,8 @@ class Lowering:
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
+        self.recipes: dict[int, Recipe] = {}
+        self.extension: Any = None
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
@@ -477,7 +493,15 @@ class Lowering:
             base.add("layout_broadcast", tensor.id, d)
         self.layout_node[tensor.id] = self.node.name if self.node is not None else ""
         self.made_by[tensor.id] = Made("layout", "layout", (arg,), (), tuple(ties), tuple(broadcast))
+        dims = _whole_dims(arg.shape, shape, ties)
+        if dims is not None:
+            self.remember(tensor, "place", [arg], dims, tuple(shape))
         self._memo[key] = tensor
+        return tensor
+
+    def remember(self, tensor: Tensor, name: str, args: Sequence[Tensor], *params: Any) -> Tensor:
+        """Notes how ``tensor`` is made, for the algebra; the first recipe of a tensor stays."""
+        self.recipes.setdefault(tensor.id, Recipe(name, tuple(args), params))
         return tensor
 
     def assume(self, name: str, tensor: Tensor, why: str) -> None:
@@ -505,6 +529,7 @@ class Lowering:
                     present[f"a{k}"] = own
             iters.append(axis(n, "p", d, **present))
         result = self.op(body, kind, args, iters, shape, dtype)
+        self.remember(result, "map", args, body, kind)
         if commutative and len(args) == 2 and args[0].id != args[1].id and self.side == 1:
             swapped = [Iter(it.size, it.role, it.out, tuple((1 - k, t) for k, t in it.args)) for it in iters]
             self.commuted(result, body, kind, [args[1], args[0]], swapped)
@@ -547,6 +572,7 @@ class Lowering:
             return self.constant(arg.constant * factor, arg.shape, dtype or arg.dtype)
         iters = [axis(n, "p", d, a0=d) for d, n in enumerate(arg.shape)]
         tensor = self.op("scale", "scale", [arg], iters, arg.shape, dtype or arg.dtype, scale=factor)
+        self.remember(tensor, "scale", [arg], factor)
         if self.side == 2:
             self.op(
                 "scale",
@@ -707,6 +733,24 @@ def _described(name: str, operands: list[Any]) -> Handler:
         return Multi(output) if node.is_tuple else output(0)
 
     return handler
+
+
+def _whole_dims(
+    source: Sequence[int], shape: Sequence[int], ties: Sequence[tuple[int, int, int, int, int]]
+) -> tuple[int, ...] | None:
+    """For every dimension of a rearrangement the dimension of its operand, -1 where it has none or is of size 1; None where
+    dimensions are split or merged."""
+    dims = [-1] * len(shape)
+    for dv, ov, da, oa, n in ties:
+        if n == 1:
+            continue
+        if ov != 1 or oa != 1 or shape[dv] != n or source[da] != n or dims[dv] != -1:
+            return None
+        dims[dv] = da
+    used = [d for d in dims if d >= 0]
+    if len(set(used)) != len(used) or any(n > 1 and d not in used for d, n in enumerate(source)):
+        return None
+    return tuple(dims)
 
 
 def _known(tensor: Tensor | None, name: str) -> Tensor:

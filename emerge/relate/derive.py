@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from emerge.algebra.saturate import available, rule_files
 from emerge.engine.run import Program, Result, run
 from emerge.facts.base import IMPLEMENTATION, REFERENCE, FactBase, constant_text
 from emerge.facts.families import FamilyGraph
@@ -99,6 +100,7 @@ def lower_problem(
     problem: Problem,
     described: Mapping[tuple[str, int], Signature] | None = None,
     flat_views: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
+    algebra: Sequence[Path] | None = None,
 ) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
     base = FactBase()
@@ -124,6 +126,11 @@ def lower_problem(
             number = len(given) + len(claims) + 1
             numbers[number] = statement
             write_statement(base, kind, number, s, d, statement)
+    if algebra is not None:
+        from emerge.algebra.extend import extend
+
+        for low in (ref, imp):
+            low.extension = extend(low, algebra)
     write_scales(base, problem.mesh)
     return base, ref, imp, given, claims, unusable
 
@@ -194,6 +201,7 @@ def derive(
     log: bool = False,
     timeout: float | None = None,
     results: Iterable[str] = RESULTS,
+    use_algebra: bool = True,
 ) -> Derivation:
     """Lowers a problem and derives its alignments.
 
@@ -207,16 +215,23 @@ def derive(
     described = program_signatures(program)
     seconds = {"lower": 0.0, "datalog": 0.0}
     flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    algebra: Sequence[Path] | None = None
     while True:
         started = time.perf_counter()
-        base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat)
+        base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat, algebra)
         lowered = time.perf_counter()
         facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
         result = run(program, facts, results, engine=engine, log=log, timeout=timeout)
         seconds["lower"] += lowered - started
         seconds["datalog"] += time.perf_counter() - lowered
         derivation = Derivation(problem, base, ref, imp, given, claims, unusable, result, seconds)
-        if any(flat) or not result.relations.get("axis_conflict") or len(derivation.proved()) == len(claims):
+        if len(derivation.proved()) == len(claims):
+            return derivation
+        if algebra is None and use_algebra and available():
+            # the plain derivation is cheap and mostly enough; equal forms are added where it is not
+            algebra = rule_files(tuple(rules))
+            continue
+        if any(flat) or not result.relations.get("axis_conflict"):
             return derivation
         flat = guilty_views(problem, described, derivation, engine)
         seconds["datalog"] += time.perf_counter() - started - (lowered - started)

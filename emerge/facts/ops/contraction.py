@@ -36,6 +36,8 @@ def einsum(low: Lowering, spec: str, x: Tensor, y: Tensor, dtype: str, reduction
     ]
     shape = [sizes[c] for c in out]
     result = low.op("dot", "dot", [x, y], iters, shape, dtype)
+    if reduction == "sum":
+        low.remember(result, "einsum", [x, y], spec)
     if low.side == 1 and x.id != y.id:
         swapped = [Iter(i.size, i.role, i.out, tuple((1 - k, t) for k, t in i.args)) for i in iters]
         low.commuted(result, "dot", "dot", [y, x], swapped)

@@ -58,7 +58,7 @@ def view(low: Lowering, x: Tensor, shape: Sequence[int]) -> Tensor:
         ties += made
     result = low.layout(x, shape, ties)
     low.view_of[result.id] = x
-    return result
+    return low.remember(result, "view", [x], tuple(shape))
 
 
 def _group_ties(
@@ -218,7 +218,7 @@ def select(low: Lowering, x: Tensor, d: int, index: int, size: int) -> Tensor:
     iters.append(Iter(pieces, "o", (), ((0, (Tie(1, d, size, pieces),)),)))
     result = low.op(f"select#{index}#{pieces}", "slice", [x], iters, shape, x.dtype)
     low.select_of[result.id] = (x, d, index, pieces)
-    return result
+    return low.remember(result, "slice", [x], d, index * size, (index + 1) * size)
 
 
 def slice_plain(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: int) -> Tensor:
@@ -239,6 +239,7 @@ def slice_plain(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: i
             return inner
     result = _slice_op(low, x, d, start, stop, step, size)
     if step == 1:
+        low.remember(result, "slice", [x], d, start, stop)
         low.slice_of[result.id] = (x, d, start)
         _note_sliced_form(low, x, d, start, stop, result)
     return result
@@ -469,10 +470,10 @@ def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
         n = sizes[0]
         iters[d] = Iter(n, "p", (Tie(1, d, 1, n),), tuple((j, whole(n, d)) for j in range(len(parts))))
         iters.append(Iter(len(parts), "pos", (Tie(1, d, n, len(parts)),)))
-        return low.op("cat", "cat", parts, iters, shape, parts[0].dtype)
+        return low.remember(low.op("cat", "cat", parts, iters, shape, parts[0].dtype), "cat", parts, d)
     iters[d] = Iter(total, "pos", whole(total, d))
     iters += [Iter(n, "o", (), ((j, whole(n, d)),)) for j, n in enumerate(sizes)]
-    return low.op(f"cat#{sizes}", "cat", parts, iters, shape, parts[0].dtype)
+    return low.remember(low.op(f"cat#{sizes}", "cat", parts, iters, shape, parts[0].dtype), "cat", parts, d)
 
 
 def _cat_of_selects(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | None:

@@ -24,6 +24,7 @@ def reduce(
     iters = [axis(x.shape[d], "p", k, a0=d) for k, d in enumerate(kept)]
     iters += [Iter(x.shape[d], role, (), ((0, whole(x.shape[d], d)),)) for d in dims]
     result = low.op(body, kind, [x], iters, [x.shape[d] for d in kept], dtype)
+    low.remember(result, "fold", [x], tuple(dims), role, body, kind)
     return view(low, result, squeeze_keep(x.shape, dims)) if keepdim else result
 
 
@@ -138,7 +139,7 @@ def variance(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str,
 def along(low: Lowering, x: Tensor, d: int, role: str, body: str, kind: str, dtype: str) -> Tensor:
     """An operator that reads dimension ``d`` as a whole and keeps the shape."""
     iters = [axis(n, role if k == d else "p", k, a0=k) for k, n in enumerate(x.shape)]
-    return low.op(body, kind, [x], iters, x.shape, dtype)
+    return low.remember(low.op(body, kind, [x], iters, x.shape, dtype), "along", [x], d, role, body, kind)
 
 
 @lowers("aten._softmax", "aten.softmax", "aten._log_softmax", "aten.log_softmax", "aten._safe_softmax")
