@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from math import prod
 
 from emerge.facts.lower import Lowering, Recipe, Tensor
 from emerge.graph.model import is_floating
@@ -98,6 +99,14 @@ def _term(recipe: Recipe, x: Tensor) -> str | None:
         return f"(Fold {text(body)} {text(role)} {a[0]} {dims(reduced)} {dims(x.shape)})"
     if recipe.name == "einsum":
         return f"(Einsum {text(p[0])} {a[0]} {a[1]} {dims(x.shape)})"
+    if recipe.name == "range":
+        return f'(Range "{"float" if is_floating(x.dtype) else "int"}" {p[0]} {p[1]} {p[2]})'
+    if recipe.name == "lookup":
+        table, index = recipe.args
+        if len(index.shape) == 1:
+            return f"(Lookup {a[0]} {a[1]} {p[0]})"
+        flat = f"(View {a[1]} {dims([prod(index.shape)])})"
+        return f"(View (Lookup {a[0]} {flat} {p[0]}) {dims(x.shape)})"
     if recipe.name == "along":
         d, role, body, _ = p
         return f"(Along {text(body)} {text(role)} {a[0]} {d})"

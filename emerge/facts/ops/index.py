@@ -56,7 +56,8 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
         iters.append(axis(n, "p", len(shape), a0=t, a1=together.get(t)))
         shape.append(n)
     table_dims(range(d + 1, len(table.shape)))
-    return contract(low, hot, table, iters, shape, rank, d)
+    result = contract(low, hot, table, iters, shape, rank, d)
+    return result if parallel else low.remember(result, "lookup", [table, index], d)
 
 
 def contract(
@@ -197,7 +198,7 @@ def positions(low: Lowering, n: int, starts: Sequence[int], step: int, dtype: st
     if len(set(starts)) == 1:
         result = low.op(f"iota#{starts[0]}#{step}#{n}", "iota", [], [Iter(n, "pos", whole(n, 0))], [n], dtype)
         low.range_of[result.id] = (tuple(starts), step)
-        return result
+        return low.remember(result, "range", [], starts[0], step, n)
     form = low.mesh.affine(starts)
     if form is None:
         raise Unsupported("its start is not an affine function of the rank")

@@ -208,6 +208,18 @@ def repeat_interleave(low: Lowering, node: FamilyNode, args: list[Any], kwargs: 
     )
 
 
+def spread(low: Lowering, x: Tensor, letters: str, out: str, sizes: dict[str, int]) -> Tensor:
+    """``x`` with axes ``letters`` laid out as the axes ``out``: permuted, and constant along those that it does not have."""
+    shape = [sizes[c] for c in out]
+    ties, new = [], []
+    for d, c in enumerate(out):
+        if c in letters and x.shape[letters.index(c)] == sizes[c]:
+            ties.append((d, 1, letters.index(c), 1, sizes[c]))
+        elif sizes[c] > 1:
+            new.append(d)
+    return x if letters == out and tuple(shape) == x.shape else low.layout(x, shape, ties, new)
+
+
 def select(low: Lowering, x: Tensor, d: int, index: int, size: int) -> Tensor:
     """Piece ``index`` of the ``shape[d] / size`` equal pieces of dimension ``d``."""
     pieces = x.shape[d] // size
