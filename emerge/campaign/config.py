@@ -29,7 +29,7 @@ LATER = {
     "validate": "validation options",
     "perturb": "perturbed relations",
 }
-SOURCES_LATER = ("vllm", "weights")
+SOURCES_LATER = ("weights",)
 
 _CAMPAIGN_KEYS = ("campaign", "mesh", "engine", "rules", "trust", "fail_on", "seed", "budget", "pairs")
 _PAIR_KEYS = (

@@ -45,8 +45,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_plain(tensor: Any) -> bool:
-    """True for tensors without subclass behaviour of their own (fake tensors count as plain)."""
-    return type(tensor) in _PLAIN
+    """True for tensors without subclass behaviour of their own (fake tensors count as plain).
+
+    A subclass that leaves dispatch alone (a parameter with attributes, as vLLM has them) is plain.
+    """
+    kind = type(tensor)
+    return kind in _PLAIN or kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 @dataclass

@@ -1,0 +1,168 @@
+"""Relations from a traced loading: which boxes of the reference's parameters every rank's parameters hold.
+
+A capture that traces its loader writes them into the graph file (``loaded`` of an input): ``of`` the label of the
+reference parameter, ``at`` and ``local`` one range per dimension, ``axes`` the reference dimension that every local
+one runs along. Here the boxes of all ranks are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from emerge.graph.model import Graph, Input, Shape
+from emerge.graph.relations import Leaf, RelationEntry
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass
+class LoadingRelations:
+    """Relations behind ``loaded``.
+
+    Attributes:
+        inputs: entries of kind ``aligned``.
+        open: reference name -> why a box of it has no form as a relation. partners: its implementation input.
+    """
+
+    inputs: list[RelationEntry] = field(default_factory=list)
+    open: dict[str, str] = field(default_factory=dict)
+    partners: dict[str, str] = field(default_factory=dict)
+
+
+def loading_relations(reference: Graph, ranks: Sequence[Graph], mesh: Mapping[str, int]) -> LoadingRelations:
+    """Relations of parameters and packed tokens between a reference capture and ranks with traced loading."""
+    out = LoadingRelations()
+    known: dict[str, Input] = {}
+    for item in reference.inputs:
+        for label in (item.label or item.name, *item.extra.get("aliases", ())):
+            known.setdefault(label, item)
+    tables = [{i.name: i for i in g.inputs} for g in ranks]
+    for name, first in tables[0].items():
+        items = [t.get(name) for t in tables]
+        if first.extra.get("loaded") is None or any(i is None for i in items):
+            if first.extra.get("loaded") is None and first.label in known:
+                _tokens(out, known[first.label], name, first, ranks)
+            continue
+        boxes = [[b for b in i.extra.get("loaded") or () if "of" in b] for i in items if i is not None]
+        _parameter(out, known, name, boxes, mesh)
+    return out
+
+
+def packed_alignment(graph: Graph, reference: Shape, implementation: Shape) -> str | None:
+    """``"b s .. ~ (b s) .."`` where the implementation packs sequences of equal length, one per reference row."""
+    seqs = graph.extra.get("packed")
+    if not isinstance(seqs, list) or len(reference) != len(implementation) + 1 or not implementation:
+        return None
+    if any(n != seqs[0] for n in seqs) or tuple(reference[:2]) != (len(seqs), seqs[0]):
+        return None
+    if implementation[0] != sum(seqs) or tuple(reference[2:]) != tuple(implementation[1:]):
+        return None
+    rest = " ".join(_LETTERS[2 : len(reference)])
+    return f"a b {rest} ~ (a b) {rest}".replace("  ", " ").strip()
+
+
+def _tokens(out: LoadingRelations, ref: Input, name: str, first: Input, ranks: Sequence[Graph]) -> None:
+    text = packed_alignment(ranks[0], ref.shape, first.shape)
+    if text is not None:
+        dist = tuple(Leaf(r, name) for r in range(len(ranks)))
+        out.inputs.append(RelationEntry(ref.name, "aligned", dist, alignment=text, place=f"capture: {first.label}"))
+
+
+def _parameter(
+    out: LoadingRelations, known: Mapping[str, Input], name: str, boxes: list[list[dict[str, Any]]],
+    mesh: Mapping[str, int],
+) -> None:  # fmt: skip
+    """The boxes of one parameter: the i-th of every rank together are one block-wise distributed box."""
+    labels = list(dict.fromkeys(b["of"] for rank in boxes for b in rank))
+    for label in labels:
+        if label not in known:
+            continue  # the other side is no capture of that model
+        ref = known[label]
+        mine = [[b for b in rank if b["of"] == label] for rank in boxes]
+        if len({len(m) for m in mine}) != 1:
+            out.open[ref.name] = f"its parts in {name!r} differ in number between ranks ({[len(m) for m in mine]})"
+            out.partners[ref.name] = name
+            continue
+        for group in zip(*mine):
+            entry = _box(ref, name, list(group), mesh)
+            if isinstance(entry, str):
+                out.open[ref.name], out.partners[ref.name] = entry, name
+            else:
+                out.inputs.append(entry)
+
+
+def _box(ref: Input, name: str, group: list[dict[str, Any]], mesh: Mapping[str, int]) -> RelationEntry | str:
+    first = group[0]
+    if any(b["local"] != first["local"] or b["axes"] != first["axes"] for b in group):
+        return f"its part of {name!r} stands at {[b['local'] for b in group]} on the ranks, which differ"
+    sizes = [b - a for a, b in first["at"]]
+    moving = [d for d in range(len(sizes)) if any(b["at"][d] != first["at"][d] for b in group)]
+    if len(moving) > 1:
+        return f"its part of {name!r} moves along dimensions {moving} from rank to rank"
+    cuts = [list(r) for r in first["at"]]
+    split: list[str] = []
+    if moving:
+        d = moving[0]
+        low = min(b["at"][d][0] for b in group)
+        offsets = [b["at"][d][0] - low for b in group]
+        if any(o % sizes[d] for o in offsets):
+            return f"its blocks of {name!r} start at {offsets} along dimension {d}, which are no equal blocks"
+        holders = [o // sizes[d] for o in offsets]
+        found = mesh_factors(holders, mesh)
+        if found is None:
+            return f"its blocks of {name!r} lie on the ranks as {holders}, which is no order of the mesh"
+        split = found
+        cuts[d] = [low, low + sizes[d] * (max(holders) + 1)]
+    letters = [_LETTERS[d] if n > 1 else "" for d, n in enumerate(sizes)]
+    left = []
+    for d, letter in enumerate(letters):
+        terms = ([*split] if moving and d == moving[0] else []) + ([letter] if letter else [])
+        left.append("1" if not terms else terms[0] if len(terms) == 1 else f"({' '.join(terms)})")
+    right = [letters[k] if k is not None and letters[k] else "1" for k in first["axes"]]
+    text = f"{' '.join(left)} ~ {' '.join(right)}"
+    seq_cuts = () if [c for c in cuts] == [[0, n] for n in ref.shape] else tuple((a, b) for a, b in cuts)
+    local = tuple((a, b) for a, b in first["local"])
+    dist = tuple(Leaf(r, name) for r in range(len(group)))
+    return RelationEntry(
+        ref.name, "aligned", dist, alignment=text, seq_cuts=seq_cuts, dist_cuts=local,
+        place=f"capture: {first['of']} in {name}",
+    )  # fmt: skip
+
+
+def mesh_factors(holders: Sequence[int], mesh: Mapping[str, int]) -> list[str] | None:
+    """Names of the parts of the mesh, outermost first, over which rank ``r`` holds block ``holders[r]``; None if none.
+
+    Ranks are row-major over the mesh. ``tp_2x4`` is the part of ``tp`` with stride 2 and 4 positions.
+    """
+    axes, sizes = list(mesh), list(mesh.values())
+    if prod(sizes) != len(holders):
+        return None
+    terms: list[tuple[int, str]] = []
+    for i, (axis, size) in enumerate(zip(axes, sizes)):
+        step = prod(sizes[i + 1 :])
+        along = [holders[k * step] for k in range(size)]
+        stride = next((k for k, h in enumerate(along) if h), 0)  # neighbours closer than this hold the same block
+        if not stride:
+            continue
+        unit, count = along[stride], size // stride
+        if size % stride or any(h != unit * (k // stride) for k, h in enumerate(along)):
+            return None
+        terms.append((unit, axis if stride == 1 else f"{axis}_{stride}x{count}"))
+    counts = {name: mesh[name] if name in mesh else int(name.rsplit("x", 1)[1]) for _, name in terms}
+    terms.sort()
+    expected = 1
+    for unit, name in terms:
+        if unit != expected:
+            return None
+        expected *= counts[name]
+    total = []
+    for rank in range(len(holders)):
+        value = 0
+        for i, (axis, size) in enumerate(zip(axes, sizes)):
+            coordinate = rank // prod(sizes[i + 1 :]) % size
+            value += holders[coordinate * prod(sizes[i + 1 :])]
+        total.append(value)
+    return [name for _, name in reversed(terms)] if total == list(holders) else None
