@@ -36,8 +36,9 @@ def global_name(tensor: int) -> str:
 def encode(low: Lowering) -> Iterator[str]:
     """Commands that define every tensor of a side, operands first."""
     done: set[int] = set()
+    specs: set[str] = set()
     for tensor in list(tensors(low)):
-        yield from _define(low, tensor, done)
+        yield from _define(low, tensor, done, specs)
 
 
 def tensors(low: Lowering) -> Iterator[Tensor]:
@@ -49,7 +50,17 @@ def tensors(low: Lowering) -> Iterator[Tensor]:
             yield from getattr(value, "made", {}).values()
 
 
-def _define(low: Lowering, tensor: Tensor, done: set[int]) -> Iterator[str]:
+def _free(spec: str) -> Iterator[str]:
+    """Where the dimensions of the operands of a contraction go."""
+    operands, out = spec.split("->")
+    for k, letters in enumerate(operands.split(",")):
+        other = operands.split(",")[1 - k]
+        for d, letter in enumerate(letters):
+            if letter in out and letter not in other:
+                yield f"(free {text(spec)} {k} {d} {out.index(letter)})"
+
+
+def _define(low: Lowering, tensor: Tensor, done: set[int], specs: set[str]) -> Iterator[str]:
     stack = [tensor]
     while stack:
         x = stack[-1]
@@ -68,6 +79,11 @@ def _define(low: Lowering, tensor: Tensor, done: set[int]) -> Iterator[str]:
         done.add(x.id)
         yield f"(let {global_name(x.id)} {term if term is not None else f'(Leaf {x.id})'})"
         yield f"(set (shape {global_name(x.id)}) {dims(x.shape)})"
+        if x.id in low.padding:
+            yield f"(padding {global_name(x.id)})"
+        if recipe is not None and recipe.name == "einsum" and recipe.params[0] not in specs:
+            specs.add(recipe.params[0])
+            yield from _free(recipe.params[0])
 
 
 def _operands(low: Lowering, x: Tensor) -> Sequence[Tensor]:

@@ -47,7 +47,7 @@ def loading_relations(reference: Graph, ranks: Sequence[Graph], mesh: Mapping[st
                 _tokens(out, known[first.label], name, first, ranks)
             continue
         boxes = [[b for b in i.extra.get("loaded") or () if "of" in b] for i in items if i is not None]
-        _parameter(out, known, name, boxes, mesh)
+        _parameter(out, known, name, boxes, mesh, [i for i in items if i is not None])
     return out
 
 
@@ -73,7 +73,7 @@ def _tokens(out: LoadingRelations, ref: Input, name: str, first: Input, ranks: S
 
 def _parameter(
     out: LoadingRelations, known: Mapping[str, Input], name: str, boxes: list[list[dict[str, Any]]],
-    mesh: Mapping[str, int],
+    mesh: Mapping[str, int], items: list[Input],
 ) -> None:  # fmt: skip
     """The boxes of one parameter: the i-th of every rank together are one block-wise distributed box."""
     labels = list(dict.fromkeys(b["of"] for rank in boxes for b in rank))
@@ -82,6 +82,8 @@ def _parameter(
             continue  # the other side is no capture of that model
         ref = known[label]
         mine = [[b for b in rank if b["of"] == label] for rank in boxes]
+        if len(labels) == 1:
+            mine = _with_padding(mine, items, ref)
         if len({len(m) for m in mine}) != 1:
             out.open[ref.name] = f"its parts in {name!r} differ in number between ranks ({[len(m) for m in mine]})"
             out.partners[ref.name] = name
@@ -92,6 +94,43 @@ def _parameter(
                 out.open[ref.name], out.partners[ref.name] = entry, name
             else:
                 out.inputs.append(entry)
+
+
+def _with_padding(mine: list[list[dict[str, Any]]], items: list[Input], ref: Input) -> list[list[dict[str, Any]]]:
+    """Boxes that fill their parameters up to padding at the end of the last ones, as boxes of the padded tensor.
+
+    A vocabulary is padded to a round number before it is split, so the last ranks hold less of it, or none. Nothing is
+    said about what the padding holds.
+    """
+    shape = items[0].shape
+    given = [rank[0] if len(rank) == 1 else None for rank in mine]
+    first = next((b for b in given if b is not None), None)
+    straight = list(range(len(ref.shape)))
+    if first is None or any(len(rank) > 1 for rank in mine) or any(i.shape != shape for i in items):
+        return mine
+    if list(first["axes"]) != straight or len(shape) != len(ref.shape):
+        return mine
+    short = [d for d, n in enumerate(shape) if any(b is None or b["local"][d] != [0, n] for b in given)]
+    if len(short) != 1 or not isinstance(shape[short[0]], int):
+        return mine
+    d, step, total = short[0], int(shape[short[0]]), int(ref.shape[short[0]])
+    starts = [b["at"][d][0] for b in given if b is not None]
+    split = len(set(starts)) > 1 or any(b is None for b in given)
+    whole: list[list[dict[str, Any]]] = []
+    for rank, b in enumerate(given):
+        start = step * rank if split else 0
+        size = max(0, min(step, total - start))
+        if (b is None) != (size == 0):
+            return mine
+        if b is not None:
+            here = [list(r) for r in b["at"]]
+            rest = all(list(b["local"][k]) == [0, n] for k, n in enumerate(shape) if k != d)
+            if not rest or list(b["axes"]) != straight or here[d] != [start, start + size] or list(b["local"][d]) != [0, size]:
+                return mine
+        at = [list(r) for r in first["at"]]
+        at[d] = [start, start + step]
+        whole.append([{**first, "at": at, "local": [[0, n] for n in shape]}])
+    return whole
 
 
 def _box(ref: Input, name: str, group: list[dict[str, Any]], mesh: Mapping[str, int]) -> RelationEntry | str:

@@ -107,7 +107,14 @@ def lower_problem(
     ref = Lowering(base, REFERENCE, Mesh({}), described)
     imp = Lowering(base, IMPLEMENTATION, problem.mesh, described)
     ref.flat_views, imp.flat_views = flat_views
+    ref.padded_inputs = padded_inputs(problem)
     ref.lower(problem.reference)
+    for statement in problem.inputs:
+        # where the reference fails nothing is claimed, so its indices are in range on the implementation's side too
+        limit = ref.index_limits.get(statement.reference.name)
+        if limit is not None and not statement.implementation.cuts:
+            name = statement.implementation.name
+            imp.limits[name] = min(limit, imp.limits.get(name, limit))
     imp.lower(problem.implementation)
     for axis, size in enumerate(problem.mesh.sizes):
         base.add("extent", 0, problem.mesh.dim(axis), size)
@@ -135,6 +142,20 @@ def lower_problem(
     return base, ref, imp, given, claims, unusable
 
 
+def padded_inputs(problem: Problem) -> dict[str, dict[int, int]]:
+    """Reference inputs that a given statement relates with padding behind them: dimension -> size with padding."""
+    types = problem.reference.types()
+    found: dict[str, dict[int, int]] = {}
+    for statement in problem.inputs:
+        piece = statement.reference
+        for dim, _, stop in piece.cuts:
+            size = types[piece.name].shape[dim] if piece.name in types else None
+            if isinstance(size, int) and stop > size:
+                sizes = found.setdefault(piece.name, {})
+                sizes[dim] = max(sizes.get(dim, 0), stop)
+    return found
+
+
 def piece_tensor(low: Lowering, piece: Piece) -> Tensor:
     """The lowered tensor of a piece; a box of a tensor becomes a slice of it.
 
@@ -146,6 +167,8 @@ def piece_tensor(low: Lowering, piece: Piece) -> Tensor:
     tensor = low.tensors.get(piece.name)
     if not isinstance(tensor, Tensor):
         raise Unsupported(f"{piece.name!r} has no tensor value here")
+    if any(stop > tensor.shape[dim] for dim, _, stop in piece.cuts):
+        tensor = low.padded.get(piece.name, tensor)
     for dim, start, stop in piece.cuts:
         tensor = slice_plain(low, tensor, dim, start, stop, 1)
     return tensor

@@ -40,6 +40,9 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
     The result has the table's dimensions before ``d`` (without parallel ones), the index's dimensions, and the rest.
     """
     hot = one_hot(low, index, table.shape[d], table.dtype)
+    source = low.source_input(index)
+    if source is not None:
+        low.index_limits[source] = min(table.shape[d], low.index_limits.get(source, table.shape[d]))
     rank = len(index.shape)
     together = dict(parallel)
     shape: list[int] = []
@@ -72,8 +75,27 @@ def contract(
         form = low.form("dot", "dot", [hot, table], summed, result)
         if form is not None:
             low.base.add("lookup_form", form, low.op_of[result.id])
+        _padded_forms(low, hot, table, iters, result, v, d)
     low.lookup_of[result.id] = (hot, table, summed)
     return result
+
+
+def _padded_forms(
+    low: Lowering, hot: Tensor, table: Tensor, iters: list[Iter], result: Tensor, v: int, d: int
+) -> None:
+    """Where the table is the leading part of a longer one: the look-up in that one, and its contraction."""
+    found = low.recipes.get(table.id)
+    made = low.made_by.get(hot.id)
+    if found is None or made is None or found.name != "slice" or found.params[0] != d or found.params[1] != 0:
+        return
+    longer = found.args[0]
+    n = longer.shape[d]
+    wide = one_hot(low, made.args[0], n, hot.dtype)
+    where = ((0, whole(n, v)), (1, whole(n, d)))
+    for body, role in (("lookup", "o"), ("dot", "sum")):
+        form = low.form(body, body, [wide, longer], [*iters, Iter(n, role, (), where)], result)
+        if form is not None:
+            low.base.add("padded_lookup_form", form, low.op_of[result.id])
 
 
 @lowers("aten.embedding")

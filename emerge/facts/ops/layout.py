@@ -279,9 +279,6 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
     made = low.made_by.get(x.id)
     if made is None:
         return None
-    before = low.slice_of.get(x.id)
-    if before is not None and before[1] == d:
-        return slice_plain(low, before[0], d, before[2] + start, before[2] + stop, 1)
     size = stop - start
     shape = [size if k == d else m for k, m in enumerate(x.shape)]
     if made.kind == "layout":

@@ -131,6 +131,13 @@ def note_index(low: Lowering, result: Tensor, how: str, x: Tensor, value: Any) -
     per_rank = (
         low.integers(int(value)) if isinstance(value, Fraction) and value.denominator == 1 else low.integers(value)
     )
+    if per_rank is not None and how in ("lt", "ge") and len(set(per_rank)) > 1:
+        limit = low.limit_of(x)
+        if limit is not None:
+            # what lies behind the range of the index is never reached: such bounds may as well continue the others
+            per_rank = low.mesh.affine_below(per_rank, limit) or per_rank
+    if per_rank is not None and how == "times" and low.rank_int(per_rank) is None:
+        low.base.add("index_factor", low.op_of[result.id])
     record = low.rank_int(per_rank) if per_rank is not None else None
     if record is not None:
         low.base.add("index_scalar", low.op_of[result.id], how, record)
