@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from emerge.capture.base import CaptureError
+from emerge.capture.base import CaptureError, shown_path
 from emerge.capture.distributed import fake_rank
 from emerge.capture.hf import HFSpec, make_model
 from emerge.capture.recorder import Recorder
 from emerge.capture.session import Program, Settings, run_capture
 from emerge.capture.vllm import runtime
+from emerge.capture.vllm.padding import write_padding
 from emerge.capture.vllm.spec import VllmSpec
 from emerge.capture.vllm.weights import Checkpoint, Checkpoints, dropped, trace_loading
 from emerge.graph.model import Graph
@@ -46,7 +47,7 @@ def capture_vllm(
     reference = make_model(HFSpec(spec.architecture, dict(spec.config), attention="eager"), "float32")
     weights = Checkpoints(reference, dtype)
     coded, plain = list(weights.coded()), weights.random()
-    graphs, loaded = [], []
+    graphs, loaded, places = [], [], {}
     for rank in chosen:
         if progress is not None and spec.tp_size > 1:
             progress(f"{name}: rank {rank} of {spec.tp_size}")
@@ -54,8 +55,11 @@ def capture_vllm(
         graph, found, took_part = run.capture(f"{name}/rank{rank}" if spec.tp_size > 1 else name)
         graphs.append(graph)
         loaded.append(found)
+        places |= run.places
         if files is not None:
             files |= took_part
+    if len(chosen) == spec.tp_size:
+        write_padding(graphs, weights.numbering, loaded, places)
     lost = dropped(weights.numbering, loaded) if len(chosen) == spec.tp_size else []
     for graph in graphs:
         graph.extra["weights"]["dropped"] = lost
@@ -74,6 +78,7 @@ class _Rank:
         self.coded, self.plain = coded, plain
         self.found: dict[str, Any] = {}
         self.parameters: set[str] = set()
+        self.places: dict[str, str] = {}
         self.recorder: Recorder | None = None
 
     def capture(self, name: str) -> tuple[Graph, dict[str, Any], set[str]]:
@@ -111,6 +116,7 @@ class _Rank:
         with self.recorder.pause():
             tensors = _loadable(model)
             self.parameters = {label for label, _ in model.named_parameters()}
+            self.places = {label: place for label, p in tensors.items() if (place := _loader(p)) is not None}
             try:
                 self.found = trace_loading(
                     tensors, self.coded, self.weights, lambda items: model.load_weights(iter(items.items()))
@@ -183,6 +189,12 @@ def _loadable(model: Any) -> dict[str, Any]:
     saved = set(model.state_dict())
     out |= {k: b for k, b in model.named_buffers() if k in saved and b.is_floating_point()}
     return out
+
+
+def _loader(parameter: Any) -> str | None:
+    """``file:line`` of the function that loads a parameter."""
+    code = getattr(getattr(parameter, "weight_loader", None), "__code__", None)
+    return f"{shown_path(code.co_filename)}:{code.co_firstlineno}" if code is not None else None
 
 
 @contextlib.contextmanager
