@@ -88,8 +88,7 @@ def _whole(numbering: Numbering, mine: list[Any]) -> _Form | None:
     padded = torch.cat([whole, torch.full(rest, ZERO)], dim)
     if any(not torch.equal(part, n) for part, n in zip(padded.chunk(len(mine), dim), mine)):
         return None
-    ranges = tuple((0, n) for n in source.shape)
-    return dim, total, [Box(ranges, source.label, ranges, tuple(range(len(ranges))))] * len(mine)
+    return dim, total, numbering.boxes(whole) * len(mine)
 
 
 def _rewrite(graph: Graph, item: Input, dim: int, size: int, box: Box, place: str | None) -> None:
@@ -128,7 +127,7 @@ def _rewrite(graph: Graph, item: Input, dim: int, size: int, box: Box, place: st
     graph.outputs = [new if o == item.name else o for o in graph.outputs]
     graph.nodes[:0] = added
     item.shape = tuple(content)
-    item.extra["loaded"] = [Box(tuple((0, n) for n in content), box.label, box.source, box.axes).as_json()]
+    item.extra["loaded"] = [Box(tuple((0, n) for n in content), box.label, box.source, box.levels).as_json()]
 
 
 def _renamed(arg: Arg, old: str, new: str) -> Arg:
