@@ -2,7 +2,8 @@
 
 A capture that traces its loader writes them into the graph file (``loaded`` of an input): ``of`` the label of the
 reference parameter, ``at`` and ``local`` one range per dimension, ``axes`` the reference dimension that every local
-one runs along. Here the boxes of all ranks are put together.
+one runs along: its number, null for a dimension of size 1, or a list of ``[dimension, count, step]``, outermost first,
+where a local dimension counts through the reference in several levels. Here the boxes of all ranks are put together.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def _parameter(
         mine = [[b for b in rank if b["of"] == label] for rank in boxes]
         if len(labels) == 1:
             mine = _with_padding(mine, items, ref)
+        if any([b["local"] for b in m] != [b["local"] for b in mine[0]] for m in mine):
+            mine = _refined(mine)
         if len({len(m) for m in mine}) != 1:
             out.open[ref.name] = f"its parts in {name!r} differ in number between ranks ({[len(m) for m in mine]})"
             out.partners[ref.name] = name
@@ -133,6 +136,33 @@ def _with_padding(mine: list[list[dict[str, Any]]], items: list[Input], ref: Inp
     return whole
 
 
+def _refined(boxes: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Boxes of all ranks cut where those of any rank begin or end: neighbours on one rank may be far apart on another."""
+    ends: dict[int, set[int]] = {}
+    for box in (b for rank in boxes for b in rank):
+        for d, (low, high) in enumerate(box["local"]):
+            ends.setdefault(d, set()).update((low, high))
+
+    def cut(box: dict[str, Any], d: int) -> list[dict[str, Any]]:
+        low, high = box["local"][d]
+        axis = box["axes"][d]
+        inside = sorted(e for e in ends[d] if low < e < high)
+        if not inside or not isinstance(axis, int):
+            return [box]
+        out = []
+        for a, b in zip([low, *inside], [*inside, high]):
+            start = box["at"][axis][0]
+            at, local = list(box["at"]), list(box["local"])
+            at[axis], local[d] = [start + a - low, start + b - low], [a, b]
+            out.append({**box, "at": at, "local": local})
+        return out
+
+    found = boxes
+    for d in ends:
+        found = [[piece for box in rank for piece in cut(box, d)] for rank in found]
+    return [sorted(rank, key=lambda b: b["local"]) for rank in found]
+
+
 def _box(ref: Input, name: str, group: list[dict[str, Any]], mesh: Mapping[str, int]) -> RelationEntry | str:
     first = group[0]
     if any(b["local"] != first["local"] or b["axes"] != first["axes"] for b in group):
@@ -155,20 +185,40 @@ def _box(ref: Input, name: str, group: list[dict[str, Any]], mesh: Mapping[str, 
             return f"its blocks of {name!r} lie on the ranks as {holders}, which is no order of the mesh"
         split = found
         cuts[d] = [low, low + sizes[d] * (max(holders) + 1)]
-    letters = [_LETTERS[d] if n > 1 else "" for d, n in enumerate(sizes)]
-    left = []
-    for d, letter in enumerate(letters):
-        terms = ([*split] if moving and d == moving[0] else []) + ([letter] if letter else [])
-        left.append("1" if not terms else terms[0] if len(terms) == 1 else f"({' '.join(terms)})")
-    right = [letters[k] if k is not None and letters[k] else "1" for k in first["axes"]]
-    text = f"{' '.join(left)} ~ {' '.join(right)}"
-    seq_cuts = () if [c for c in cuts] == [[0, n] for n in ref.shape] else tuple((a, b) for a, b in cuts)
+    text = _notation(first["axes"], sizes, moving[0] if moving else None, split)
+    seq_cuts = () if cuts == [[0, n] for n in ref.shape] else tuple((a, b) for a, b in cuts)
     local = tuple((a, b) for a, b in first["local"])
     dist = tuple(Leaf(r, name) for r in range(len(group)))
     return RelationEntry(
         ref.name, "aligned", dist, alignment=text, seq_cuts=seq_cuts, dist_cuts=local,
         place=f"capture: {first['of']} in {name}",
     )  # fmt: skip
+
+
+def _notation(axes: Sequence[Any], sizes: Sequence[int], moving: int | None, split: Sequence[str]) -> str:
+    """The alignment of a box: ``sizes`` of the reference's part on one rank, split by mesh axes along ``moving``."""
+    levels: list[list[tuple[int, int, int]]] = []  # per local dimension: (reference dimension, count, step)
+    for axis in axes:
+        if axis is None:
+            levels.append([])
+        else:
+            levels.append([(axis, sizes[axis], 1)] if isinstance(axis, int) else [(k, n, s) for k, n, s in axis])
+    names: dict[tuple[int, int], str] = {}  # (reference dimension, step) -> name
+    written: list[list[str]] = [[] for _ in sizes]
+    letters = iter(_LETTERS)
+    for d in range(len(sizes)):
+        own = sorted({(s, n) for found in levels for k, n, s in found if k == d and n > 1}, reverse=True)
+        for step, count in own:
+            names[d, step] = next(letters)
+            written[d].append(names[d, step] + (f"={count}" if len(own) > 1 else ""))
+        if d == moving:
+            written[d][:0] = split
+    right = [[names[k, s] for k, n, s in found if n > 1] for found in levels]
+
+    def side(dims: list[list[str]]) -> str:
+        return " ".join("1" if not d else d[0] if len(d) == 1 else f"({' '.join(d)})" for d in dims)
+
+    return f"{side(written)} ~ {side(right)}"
 
 
 def mesh_factors(holders: Sequence[int], mesh: Mapping[str, int]) -> list[str] | None:

@@ -34,19 +34,29 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Level:
+    """``count`` steps of ``step`` positions along axis ``axis`` of a source."""
+
+    axis: int
+    count: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Box:
     """``local`` is one range per axis of the array.
 
     Attributes:
         label: the source, or None; then ``code`` says what stands there.
-        source: one range per axis of the source. axes: per axis of the array, the source axis it steps along; None
-            for an axis of one element.
+        source: one range per axis of the source.
+        levels: per axis of the array, how it runs through the source, outermost first; empty for an axis of one
+            element. Together the levels reach every element of the source's box once.
     """
 
     local: tuple[tuple[int, int], ...]
     label: str | None = None
     source: tuple[tuple[int, int], ...] = ()
-    axes: tuple[int | None, ...] = ()
+    levels: tuple[tuple[Level, ...], ...] = ()
     code: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -54,7 +64,13 @@ class Box:
         local = [list(r) for r in self.local]
         if self.label is None:
             return {"value": CODES[self.code], "local": local}
-        return {"of": self.label, "at": [list(r) for r in self.source], "local": local, "axes": list(self.axes)}
+        axes: list[Any] = []
+        for levels in self.levels:
+            if len(levels) == 1 and levels[0].step == 1:
+                axes.append(levels[0].axis)
+            else:
+                axes.append([[v.axis, v.count, v.step] for v in levels] or None)
+        return {"of": self.label, "at": [list(r) for r in self.source], "local": local, "axes": axes}
 
 
 class Numbering:
@@ -91,45 +107,80 @@ class Numbering:
 
     def _first(self, values: Any, block: tuple[tuple[int, int], ...]) -> Box:
         """The largest box at the first corner of a block."""
-        import torch
-
         first = int(values.flatten()[0])
-        source = self.find(first) if first >= 0 else None
-        at = _unravel(first - source.start, source.shape) if source is not None else []
-        strides = source.strides() if source is not None else []
-        axes: list[int | None] = [None] * values.dim()
+        if first < 0:
+            extents = [1] * values.dim()
+            for d in reversed(range(values.dim())):
+                extents[d] = _equal(_lines(values, d, extents), first)
+            return Box(tuple((a, a + n) for (a, _), n in zip(block, extents)), code=first)
+        source = self.find(first)
+        levels: list[list[Level]] = [[] for _ in range(values.dim())]  # innermost first
         extents = [1] * values.dim()
         for d in reversed(range(values.dim())):
-            if values.shape[d] == 1:
-                continue
-            corner = [0] * values.dim()
-            corner[d] = 1
-            step = int(values[tuple(corner)]) - first
-            limit, axis = values.shape[d], None
-            if source is not None:
-                fits = [
-                    k for k, n in enumerate(strides)
-                    if n == step and k not in axes and at[k] + 1 < source.shape[k]
-                ]  # fmt: skip
-                if not fits:
-                    continue
-                axis = fits[0]
-                limit = min(limit, source.shape[axis] - at[axis])
-            elif step:
-                continue
-            lines = values[tuple(slice(0, limit if e == d else extents[e]) for e in range(values.dim()))]
-            lines = lines.movedim(d, 0).reshape(limit, -1)
-            fit = (lines == lines[0] + step * torch.arange(limit)[:, None]).all(1)
-            extents[d] = limit if bool(fit.all()) else int((~fit).nonzero()[0])
-            axes[d] = axis if extents[d] > 1 else None
+            lines = _lines(values, d, extents)
+            jumps = [int(v) for v in lines[:, 0] - first]
+            good = (lines - lines[:, :1] == lines[:1] - first).all(1) & (lines[:, 0] >= 0)
+            limit = len(jumps) if bool(good.all()) else int((~good).nonzero()[0])
+            while extents[d] < limit:
+                level = self._level(source, first, levels, jumps, extents[d], limit)
+                if level is None:
+                    break
+                levels[d].append(level)
+                extents[d] *= level.count
+        while not _dense(levels):
+            d = next(d for d, found in enumerate(levels) if found)
+            extents[d] //= levels[d].pop().count
+        at = _unravel(first - source.start, source.shape)
+        ranges = tuple((i, i + prod(v.count for own in levels for v in own if v.axis == k)) for k, i in enumerate(at))
         local = tuple((a, a + n) for (a, _), n in zip(block, extents))
-        if source is None:
-            return Box(local, code=first)
-        ranges = [(i, i + 1) for i in at]
-        for d, k in enumerate(axes):
-            if k is not None:
-                ranges[k] = (at[k], at[k] + extents[d])
-        return Box(local, source.label, tuple(ranges), tuple(axes))
+        return Box(local, source.label, ranges, tuple(tuple(reversed(own)) for own in levels))
+
+    def _level(
+        self, source: Source, first: int, levels: list[list[Level]], jumps: list[int], have: int, limit: int
+    ) -> Level | None:
+        """The next level of an axis of which ``have`` positions are explained; None where it does not repeat."""
+        if not source.start <= first + jumps[have] < source.start + source.size:
+            return None
+        at = _unravel(first - source.start, source.shape)
+        to = _unravel(first + jumps[have] - source.start, source.shape)
+        moved = [k for k, (a, b) in enumerate(zip(at, to)) if a != b]
+        if len(moved) != 1 or to[moved[0]] < at[moved[0]]:
+            return None
+        axis = moved[0]
+        step, reached = to[axis] - at[axis], sum((v.count - 1) * v.step for own in levels for v in own if v.axis == axis)
+        count = 1
+        while (
+            (count + 1) * have <= limit
+            and at[axis] + reached + count * step < source.shape[axis]
+            and all(jumps[count * have + i] == count * jumps[have] + jumps[i] for i in range(have))
+        ):
+            count += 1
+        return Level(axis, count, step) if count > 1 else None
+
+
+def _lines(values: Any, d: int, extents: list[int]) -> Any:
+    """Axis ``d`` in full against the box so far: [size, elements of the box]."""
+    part = values[tuple(slice(None) if e == d else slice(0, n) for e, n in enumerate(extents))]
+    return part.movedim(d, 0).reshape(values.shape[d], -1)
+
+
+def _equal(lines: Any, value: int) -> int:
+    fit = (lines == value).all(1)
+    return int(fit.shape[0]) if bool(fit.all()) else int((~fit).nonzero()[0])
+
+
+def _dense(levels: list[list[Level]]) -> bool:
+    """True when the levels of every source axis count through a range without gaps."""
+    own: dict[int, list[Level]] = {}
+    for level in (v for found in levels for v in found):
+        own.setdefault(level.axis, []).append(level)
+    for found in own.values():
+        expected = 1
+        for level in sorted(found, key=lambda v: v.step):
+            if level.step != expected:
+                return False
+            expected *= level.count
+    return True
 
 
 def _unravel(index: int, shape: tuple[int, ...]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
@@ -77,21 +78,22 @@ class _Rank:
         self.recorder: Recorder | None = None
 
     def capture(self, name: str) -> tuple[Graph, dict[str, Any], set[str]]:
-        import copy
-
         spec = self.spec
         _forget()
         mesh = {"tp": spec.tp_size} if spec.tp_size > 1 else {}
         settings = Settings(name, "eval", False, mesh, self.rank, spec.tp_size)
-        config = runtime.engine_config(spec, copy.deepcopy(self.hf_config))
-        with fake_rank(self.rank, spec.tp_size), runtime.process_groups(config, self.rank, spec.tp_size):
-            with runtime.patched(spec) as done, _context(config, sum(spec.seqs)):
-                if spec.tp_size > 1:
-                    done.append(runtime.GATHER)
-                if spec.positions == "arange":
-                    done.append(runtime.POSITIONS)
-                graph = run_capture(lambda: self.build(config), settings, prepare=self.prepare)
-                graph.extra["substitutions"] = [s.as_json() for s in done] + graph.extra.get("substitutions", [])
+        with contextlib.ExitStack() as stack:
+            config = stack.enter_context(runtime.engine_config(spec, copy.deepcopy(self.hf_config)))
+            stack.enter_context(fake_rank(self.rank, spec.tp_size))
+            stack.enter_context(runtime.process_groups(config, self.rank, spec.tp_size))
+            done = stack.enter_context(runtime.patched(spec))
+            stack.enter_context(_context(config, sum(spec.seqs)))
+            if spec.tp_size > 1:
+                done.append(runtime.GATHER)
+            if spec.positions == "arange":
+                done.append(runtime.POSITIONS)
+            graph = run_capture(lambda: self.build(config), settings, prepare=self.prepare)
+            graph.extra["substitutions"] = [s.as_json() for s in done] + graph.extra.get("substitutions", [])
         self.describe_weights(graph)
         graph.extra["captured_with"] |= {"vllm": _version("vllm"), "transformers": _version("transformers")}
         return graph, self.found, settings.files

@@ -84,8 +84,9 @@ def import_vllm() -> Any:
     return vllm
 
 
-def engine_config(spec: VllmSpec, hf_config: Any) -> Any:
-    """vLLM's config of a model.
+@contextlib.contextmanager
+def engine_config(spec: VllmSpec, hf_config: Any) -> Iterator[Any]:
+    """vLLM's config of a model; the folder it was read from exists inside the block, since some models read it again.
 
     Raises:
         CaptureError: vLLM refuses it, or does not know the architecture.
@@ -105,12 +106,13 @@ def engine_config(spec: VllmSpec, hf_config: Any) -> Any:
             "compilation_config": {"mode": 0, "custom_ops": [spec.custom_ops]},
         }  # fmt: skip
         try:
-            return EngineArgs(**{**given, **spec.engine}).create_engine_config()
+            config = EngineArgs(**{**given, **spec.engine}).create_engine_config()
         except Exception as error:
             text = " ".join(str(error).split())[:300]
             raise CaptureError(
                 f"vLLM refuses the config: {type(error).__name__}: {text}", f"vllm: {spec.architecture}"
             ) from error
+        yield config
 
 
 @contextlib.contextmanager
