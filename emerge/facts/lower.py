@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from emerge.facts.base import MESH, FactBase, constant_text
 from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
@@ -151,6 +151,18 @@ INDEX_KINDS = {
 #: Kinds whose results wrap around in narrow integer types.
 WRAPPING = {"addc", "mulc", "add", "sub", "mul", "neg", "csub", "square", "powc", "sum", "prod", "cumsum", "cast"}
 
+class Meanings(Protocol):
+    """Definitions of operators in data files (``emerge/kernels``)."""
+
+    def has(self, op: str) -> bool:
+        """Whether the operator has one."""
+        ...
+
+    def lower(self, low: Lowering, node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of a node by its definition; raises Unsupported where it does not apply."""
+        ...
+
+
 Handler = Callable[["Lowering", FamilyNode, list[Any], dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {}
 
@@ -194,12 +206,24 @@ class Lowering:
         uninterpreted: node name -> why it is only an uninterpreted function.
         assumptions: what operators take for granted.
         signature_law: operator form id -> law of the rule file that describes the operator.
+        calls: calls of operators that have a definition (node, operator, arguments, result).
+        defined: tensor id -> definition whose composite was used for it.
+        forms: pairs of tensors that definitions make equal.
     """
 
     def __init__(
-        self, base: FactBase, side: int, mesh: Mesh, signatures: Mapping[tuple[str, int], Signature] | None = None
+        self,
+        base: FactBase,
+        side: int,
+        mesh: Mesh,
+        signatures: Mapping[tuple[str, int], Signature] | None = None,
+        meanings: Meanings | None = None,
     ) -> None:
         self.base, self.side, self.mesh = base, side, mesh
+        self.meanings = meanings
+        self.calls: list[tuple[FamilyNode, str, list[Any], dict[str, Any], Any]] = []
+        self.defined: dict[int, str] = {}
+        self.forms: list[tuple[Tensor, Tensor]] = []
         self.signatures = signatures or {}
         self.described = {op for op, _ in self.signatures}
         self.tensors: dict[str, Any] = {}
@@ -269,9 +293,14 @@ class Lowering:
             kwargs = {k: self.resolve(v) for k, v in node.kwargs.items()}
             wrapped = node.op == "auto_functionalized" and bool(args) and isinstance(args[0], str)
             name = str(args[0]) if wrapped else node.op
+            operands = args[1:] if wrapped else args
             if name in self.described:
-                handler = _described(name, args[1:] if wrapped else args)
-            result = self.apply(handler, node, args, kwargs)
+                handler = _described(name, operands)
+            if handler is None and self.meanings is not None and self.meanings.has(name):
+                result = self.meanings.lower(self, node, name, operands, kwargs)
+            else:
+                result = self.apply(handler, node, args, kwargs)
+                self.note_call(node, name, operands, kwargs, result)
         except Unsupported as exc:
             result = self.unknown_result(node, str(exc))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError) as exc:
@@ -291,6 +320,11 @@ class Lowering:
         if isinstance(result, Tensor):
             self.nodes_of.setdefault(result.id, []).append(node.name)
         self.node = None
+
+    def note_call(self, node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """Keeps a call of an operator that has a definition, for the algebra."""
+        if self.meanings is not None and self.meanings.has(op) and isinstance(result, (Tensor, Multi)):
+            self.calls.append((node, op, args, kwargs, result))
 
     def _rearranged(self, node: FamilyNode, result: Any) -> list[str]:
         """Operands whose values the result only rearranges: it may be a view of them."""
