@@ -7,6 +7,7 @@ operator family) and written down; which tensors correspond is derived by the pr
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -604,8 +605,10 @@ class Lowering:
             return arg
         if arg.constant is not None and isinstance(arg.constant, Fraction):
             return self.constant(arg.constant * factor, arg.shape, dtype or arg.dtype)
+        written, factor = factor, self.literal(factor, dtype or arg.dtype)
         iters = [axis(n, "p", d, a0=d) for d, n in enumerate(arg.shape)]
         tensor = self.op("scale", "scale", [arg], iters, arg.shape, dtype or arg.dtype, scale=factor)
+        self.note_literal(tensor, written, factor)
         self.remember(tensor, "scale", [arg], factor)
         if self.side == 2:
             self.op(
@@ -620,6 +623,29 @@ class Lowering:
                 scale=factor,
             )
         return tensor
+
+    def literal(self, value: Fraction, dtype: str) -> Fraction:
+        """The constant that stands for ``value`` in both graphs: literals that round to one float32 are one constant.
+
+        Exact short constants (1/n and the like) stand for themselves. The caller notes identifications (``note_literal``).
+        """
+        if dtype == "float64" or not is_floating(dtype):
+            return value
+        try:
+            key = struct.pack("f", float(value))
+        except OverflowError:
+            return value
+        if not any(key[:3]):
+            return value  # 0 and what float32 does not tell from 0
+        known = self.base.literals
+        if value.denominator <= 1 << 20 or key not in known:
+            known[key] = value
+        return known[key]
+
+    def note_literal(self, result: Tensor, value: Fraction, taken: Fraction) -> None:
+        """Lists that ``taken`` stands for ``value`` at the operator of ``result``."""
+        if value != taken:
+            self.assume("literals", result, f"{float(value)!r} and {float(taken)!r} are one constant: the same in float32")
 
     def retyped(self, x: Tensor, dtype: str) -> Tensor:
         """The same tensor under another floating dtype."""
