@@ -39,15 +39,19 @@ def encode(low: Lowering) -> Iterator[str]:
     specs: set[str] = set()
     for tensor in list(tensors(low)):
         yield from _define(low, tensor, done, specs)
+    for kernel, composite in low.forms:
+        yield f"(union {global_name(kernel.id)} {global_name(composite.id)})"
 
 
 def tensors(low: Lowering) -> Iterator[Tensor]:
-    """All lowered tensors of the graph: values of nodes and inputs, and what lies between them and their operands."""
+    """All lowered tensors of the graph: values of nodes and inputs, and the composites of kernels."""
     for value in low.tensors.values():
         if isinstance(value, Tensor):
             yield value
         else:
             yield from getattr(value, "made", {}).values()
+    for kernel, composite in low.forms:
+        yield from (kernel, composite)
 
 
 def _free(spec: str) -> Iterator[str]:

@@ -7,10 +7,11 @@ operator family) and written down; which tensors correspond is derived by the pr
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from emerge.facts.base import MESH, FactBase, constant_text
 from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
@@ -151,6 +152,18 @@ INDEX_KINDS = {
 #: Kinds whose results wrap around in narrow integer types.
 WRAPPING = {"addc", "mulc", "add", "sub", "mul", "neg", "csub", "square", "powc", "sum", "prod", "cumsum", "cast"}
 
+class Meanings(Protocol):
+    """Definitions of operators in data files (``emerge/kernels``)."""
+
+    def has(self, op: str) -> bool:
+        """Whether the operator has one."""
+        ...
+
+    def lower(self, low: Lowering, node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of a node by its definition; raises Unsupported where it does not apply."""
+        ...
+
+
 Handler = Callable[["Lowering", FamilyNode, list[Any], dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {}
 
@@ -197,12 +210,24 @@ class Lowering:
         uninterpreted: node name -> why it is only an uninterpreted function.
         assumptions: what operators take for granted.
         signature_law: operator form id -> law of the rule file that describes the operator.
+        calls: calls of operators that have a definition (node, operator, arguments, result).
+        defined: tensor id -> definition whose composite was used for it.
+        forms: pairs of tensors that definitions make equal.
     """
 
     def __init__(
-        self, base: FactBase, side: int, mesh: Mesh, signatures: Mapping[tuple[str, int], Signature] | None = None
+        self,
+        base: FactBase,
+        side: int,
+        mesh: Mesh,
+        signatures: Mapping[tuple[str, int], Signature] | None = None,
+        meanings: Meanings | None = None,
     ) -> None:
         self.base, self.side, self.mesh = base, side, mesh
+        self.meanings = meanings
+        self.calls: list[tuple[FamilyNode, str, list[Any], dict[str, Any], Any]] = []
+        self.defined: dict[int, str] = {}
+        self.forms: list[tuple[Tensor, Tensor]] = []
         self.signatures = signatures or {}
         self.described = {op for op, _ in self.signatures}
         self.tensors: dict[str, Any] = {}
@@ -289,9 +314,14 @@ class Lowering:
             kwargs = {k: self.resolve(v) for k, v in node.kwargs.items()}
             wrapped = node.op == "auto_functionalized" and bool(args) and isinstance(args[0], str)
             name = str(args[0]) if wrapped else node.op
+            operands = args[1:] if wrapped else args
             if name in self.described:
-                handler = _described(name, args[1:] if wrapped else args)
-            result = self.apply(handler, node, args, kwargs)
+                handler = _described(name, operands)
+            if handler is None and self.meanings is not None and self.meanings.has(name):
+                result = self.meanings.lower(self, node, name, operands, kwargs)
+            else:
+                result = self.apply(handler, node, args, kwargs)
+                self.note_call(node, name, operands, kwargs, result)
         except Unsupported as exc:
             result = self.unknown_result(node, str(exc))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError) as exc:
@@ -311,6 +341,11 @@ class Lowering:
         if isinstance(result, Tensor):
             self.nodes_of.setdefault(result.id, []).append(node.name)
         self.node = None
+
+    def note_call(self, node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """Keeps a call of an operator that has a definition, for the algebra."""
+        if self.meanings is not None and self.meanings.has(op) and isinstance(result, (Tensor, Multi)):
+            self.calls.append((node, op, args, kwargs, result))
 
     def _rearranged(self, node: FamilyNode, result: Any) -> list[str]:
         """Operands whose values the result only rearranges: it may be a view of them."""
@@ -590,8 +625,10 @@ class Lowering:
             return arg
         if arg.constant is not None and isinstance(arg.constant, Fraction):
             return self.constant(arg.constant * factor, arg.shape, dtype or arg.dtype)
+        written, factor = factor, self.literal(factor, dtype or arg.dtype)
         iters = [axis(n, "p", d, a0=d) for d, n in enumerate(arg.shape)]
         tensor = self.op("scale", "scale", [arg], iters, arg.shape, dtype or arg.dtype, scale=factor)
+        self.note_literal(tensor, written, factor)
         self.remember(tensor, "scale", [arg], factor)
         if self.side == 2:
             self.op(
@@ -606,6 +643,29 @@ class Lowering:
                 scale=factor,
             )
         return tensor
+
+    def literal(self, value: Fraction, dtype: str) -> Fraction:
+        """The constant that stands for ``value`` in both graphs: literals that round to one float32 are one constant.
+
+        Exact short constants (1/n and the like) stand for themselves. The caller notes identifications (``note_literal``).
+        """
+        if dtype == "float64" or not is_floating(dtype):
+            return value
+        try:
+            key = struct.pack("f", float(value))
+        except OverflowError:
+            return value
+        if not any(key[:3]):
+            return value  # 0 and what float32 does not tell from 0
+        known = self.base.literals
+        if value.denominator <= 1 << 20 or key not in known:
+            known[key] = value
+        return known[key]
+
+    def note_literal(self, result: Tensor, value: Fraction, taken: Fraction) -> None:
+        """Lists that ``taken`` stands for ``value`` at the operator of ``result``."""
+        if value != taken:
+            self.assume("literals", result, f"{float(value)!r} and {float(taken)!r} are one constant: the same in float32")
 
     def retyped(self, x: Tensor, dtype: str) -> Tensor:
         """The same tensor under another floating dtype."""

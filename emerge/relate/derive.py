@@ -17,6 +17,8 @@ from emerge.facts.families import FamilyGraph
 from emerge.facts.kernels import Signature, signatures
 from emerge.facts.lower import Lowering, Tensor, Unsupported
 from emerge.facts.mesh import Mesh
+from emerge.kernels.lowered import Meanings
+from emerge.kernels.registry import definitions
 from emerge.relate.statement import Piece, Statement
 from emerge.util.resources import resource_dir
 
@@ -83,7 +85,7 @@ class Derivation:
 @lru_cache(maxsize=8)
 def load_program(extra: tuple[Path, ...] = ()) -> Program:
     """The alignment program with the rule files of the user."""
-    return Program.load([resource_dir("datalog") / "alignment.dl"], extra=list(extra))
+    return Program.load([resource_dir("datalog") / "alignment.dl"], extra=[p for p in extra if p.suffix == ".dl"])
 
 
 def program_signatures(program: Program) -> dict[tuple[str, int], Signature]:
@@ -101,11 +103,12 @@ def lower_problem(
     described: Mapping[tuple[str, int], Signature] | None = None,
     flat_views: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
     algebra: Sequence[Path] | None = None,
+    meanings: Meanings | None = None,
 ) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
     base = FactBase()
-    ref = Lowering(base, REFERENCE, Mesh({}), described)
-    imp = Lowering(base, IMPLEMENTATION, problem.mesh, described)
+    ref = Lowering(base, REFERENCE, Mesh({}), described, meanings)
+    imp = Lowering(base, IMPLEMENTATION, problem.mesh, described, meanings)
     ref.flat_views, imp.flat_views = flat_views
     ref.padded_inputs = padded_inputs(problem)
     ref.lower(problem.reference)
@@ -137,6 +140,8 @@ def lower_problem(
         from emerge.algebra.extend import extend
 
         for low in (ref, imp):
+            if meanings is not None:
+                meanings.expand(low)
             low.extension = extend(low, algebra)
     write_scales(base, problem.mesh)
     return base, ref, imp, given, claims, unusable
@@ -236,12 +241,13 @@ def derive(
     """
     program = load_program(tuple(rules))
     described = program_signatures(program)
+    meanings = Meanings(definitions(rules))
     seconds = {"lower": 0.0, "datalog": 0.0}
     flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     algebra: Sequence[Path] | None = None
     while True:
         started = time.perf_counter()
-        base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat, algebra)
+        base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat, algebra, meanings)
         lowered = time.perf_counter()
         facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
         result = run(program, facts, results, engine=engine, log=log, timeout=timeout)
@@ -256,14 +262,18 @@ def derive(
             continue
         if any(flat) or not result.relations.get("axis_conflict"):
             return derivation
-        flat = guilty_views(problem, described, derivation, engine)
+        flat = guilty_views(problem, described, derivation, engine, meanings)
         seconds["datalog"] += time.perf_counter() - started - (lowered - started)
         if not any(flat):
             return derivation
 
 
 def guilty_views(
-    problem: Problem, described: Mapping[tuple[str, int], Signature], derivation: Derivation, engine: str
+    problem: Problem,
+    described: Mapping[tuple[str, int], Signature],
+    derivation: Derivation,
+    engine: str,
+    meanings: Meanings | None = None,
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Views to take as operators so that all other axes nest, per side.
 
@@ -282,7 +292,7 @@ def guilty_views(
     def nest(active: int) -> bool:
         """Whether axes nest when only the first ``active`` views of the list are views."""
         sides = [frozenset(flat[k] | {n for s, n in order[active:] if s == k}) for k in (0, 1)]
-        base = lower_problem(problem, described, (sides[0], sides[1]))[0]
+        base = lower_problem(problem, described, (sides[0], sides[1]), None, meanings)[0]
         facts = {k: v for k, v in base.facts.items() if k in program.relations}
         return not run(program, facts, ["axis_conflict"], engine=engine).relations["axis_conflict"]
 

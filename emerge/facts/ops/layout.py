@@ -7,6 +7,7 @@ the outer axis; other slices and concatenations are operators on whole, ordered 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from math import prod
 from typing import Any
 
@@ -560,9 +561,17 @@ def triangle(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str,
     diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
     if not isinstance(diagonal, int):
         raise Unsupported("its diagonal differs between ranks")
-    rank = len(x.shape)
-    iters = [axis(n, "o" if d >= rank - 2 else "p", d, a0=d) for d, n in enumerate(x.shape)]
-    return low.op(f"{name}#{diagonal}", "copy", [x], iters, x.shape, x.dtype)
+    from emerge.facts.ops.masks import below_diagonal, negated
+    from emerge.facts.ops.pointwise import fill
+
+    if len(x.shape) < 2:
+        raise Unsupported("its operand is no matrix")
+    rows, columns = x.shape[-2:]
+    kept = below_diagonal(low, rows, columns, diagonal - (name == "triu"))
+    outside = negated(low, kept) if name == "tril" else kept
+    if x.dtype == "bool":
+        return low.pointwise("and", "and", [x, negated(low, outside)], "bool", commutative=True)
+    return fill(low, x, outside if x.constant is None else low.broadcast_to(outside, x.shape), Fraction(0), x.dtype)
 
 
 @lowers("aten.flip", "aten.roll")

@@ -8,6 +8,7 @@ from typing import Any
 from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode, RankVector
 from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
+from emerge.facts.ops.masks import compare_positions, compare_two_valued, negated, select
 from emerge.graph.model import is_floating, is_integer
 
 #: ATen name -> kind of body, for functions of one operand without attributes.
@@ -80,6 +81,8 @@ def attributes(node: FamilyNode, args: list[Any], kwargs: dict[str, Any], skip: 
 def unary(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     kind = UNARY[node.op.split(".")[1].rstrip("_")]
     attrs = attributes(node, args, kwargs)
+    if kind == "not" and args[0].dtype == "bool":
+        return negated(low, args[0])
     return low.pointwise(f"{kind}#{attrs}" if attrs else kind, kind, [args[0]], result_dtype(node, args[0].dtype))
 
 
@@ -119,7 +122,12 @@ def add_constant(low: Lowering, x: Tensor, c: Fraction | float, dtype: str) -> T
         raise Unsupported("adds a truth value")
     if c == 0:
         return x
+    written = c
+    if isinstance(c, Fraction) and is_floating(dtype):
+        c = low.literal(c, dtype)
     result = low.pointwise(f"addc#{constant_text(c)}", "addc", [x], dtype)
+    if isinstance(written, Fraction) and isinstance(c, Fraction):
+        low.note_literal(result, written, c)
     note_index(low, result, "shift", x, c)
     return result
 
@@ -320,6 +328,11 @@ def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     x, y = args[0], args[1]
     if not isinstance(x, Tensor) or (scalar_constant(x) is not None and isinstance(y, Tensor)):
         x, y, name = y, x, SWAPPED[name]
+    c = _constant_of(y)
+    if c is not None and isinstance(x, Tensor):
+        known = compare_two_valued(low, name, x, c)
+        if known is not None:
+            return low.broadcast_to(known, node.shape)
     c = scalar_constant(y)
     if c is not None or isinstance(y, RankVector):
         text = constant_text(c) if c is not None else str(y.values)
@@ -328,6 +341,11 @@ def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
         result = low.pointwise(f"{name}c#{text}{suffix}", f"{name}c{suffix}", [x], "bool")
         note_index(low, result, name, x, c if c is not None else y)
         return result
+    positions = compare_positions(low, name, x, y) if isinstance(y, Tensor) else None
+    if positions is not None:
+        return positions
+    if name in ("gt", "ge") and isinstance(y, Tensor):
+        x, y, name = y, x, SWAPPED[name]  # x > y is y < x
     return low.pointwise(name, name, [x, y], "bool", commutative=name in ("eq", "ne"))
 
 
@@ -339,7 +357,7 @@ for _name in COMPARE:
 def bitwise_not(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x = args[0]
     return (
-        low.pointwise("not", "not", [x], "bool")
+        negated(low, x)
         if x.dtype == "bool"
         else low.pointwise("bitnot", "bitnot", [x], x.dtype)
     )
@@ -458,12 +476,12 @@ def where(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
     dtype = result_dtype(node, "float32")
     ca = _constant_of(a)
     cb = _constant_of(b)
+    if ca is not None and cb is not None:
+        return select(low, cond, ca, cb, node.shape, dtype)
     if ca is not None and isinstance(b, Tensor):
         return low.broadcast_to(fill(low, b, cond, ca, dtype), node.shape)
     if cb is not None and isinstance(a, Tensor):
-        return low.broadcast_to(fill(low, a, low.pointwise("not", "not", [cond], "bool"), cb, dtype), node.shape)
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        raise Unsupported("both branches are constants")
+        return low.broadcast_to(fill(low, a, negated(low, cond), cb, dtype), node.shape)
     return low.pointwise("where", "where", [cond, a, b], dtype)
 
 

@@ -12,6 +12,7 @@ from emerge.facts.families import FamilyNode
 from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Unsupported, axis, lowers, result_dtype, whole
 from emerge.facts.ops.contraction import squeeze_keep
 from emerge.facts.ops.layout import view
+from emerge.facts.ops.masks import softmax_operand
 from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_floating
 
@@ -147,6 +148,7 @@ def softmax(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     x = args[0]
     d = normalize_dim(kwargs.get("dim", args[1]), len(x.shape))
     name = node.op.split(".")[1].removeprefix("_")
+    x = softmax_operand(low, x)
     return along(low, x, d, "w", name, name, result_dtype(node, x.dtype))
 
 
