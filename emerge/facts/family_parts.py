@@ -115,6 +115,7 @@ def paired(batch: list[Call], free: list[Family]) -> list[tuple[Call, Family | N
     place = {id(c): k for calls in (batch, first) for k, c in enumerate(sorted(calls, key=lambda c: c.position))}
     fits: tuple[Callable[[Call], Any], ...] = (
         lambda c: (c.scalars, c.uses[0], place[id(c)]),
+        lambda c: (c.scalars, c.uses[2], place[id(c)]),
         lambda c: (c.scalars, c.uses[0]),
         lambda c: (c.scalars, c.uses[1]),
         lambda c: (c.scalars, c.uses[2]),
