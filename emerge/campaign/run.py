@@ -181,6 +181,10 @@ def execution_refuter(
         )
         if empty is not None:
             return NotRun(f"{empty} has a tensor without elements, which is not executed")
+        from emerge.execute.ops.defined import register
+        from emerge.kernels.registry import definitions
+
+        register(definitions(rules))
         if rules:
             from emerge.relate.derive import load_program
             from emerge.rules.operators import register_definitions

@@ -211,7 +211,7 @@ class Lowering:
         assumptions: what operators take for granted.
         signature_law: operator form id -> law of the rule file that describes the operator.
         calls: calls of operators that have a definition (node, operator, arguments, result).
-        defined: tensor id -> definition whose composite was used for it.
+        defined: (node, tensor id, definition) where a composite was used for a tensor.
         forms: pairs of tensors that definitions make equal.
     """
 
@@ -226,7 +226,7 @@ class Lowering:
         self.base, self.side, self.mesh = base, side, mesh
         self.meanings = meanings
         self.calls: list[tuple[FamilyNode, str, list[Any], dict[str, Any], Any]] = []
-        self.defined: dict[int, str] = {}
+        self.defined: set[tuple[str, int, str]] = set()
         self.forms: list[tuple[Tensor, Tensor]] = []
         self.signatures = signatures or {}
         self.described = {op for op, _ in self.signatures}
@@ -655,7 +655,7 @@ class Lowering:
             key = struct.pack("f", float(value))
         except OverflowError:
             return value
-        if not any(key[:3]):
+        if not any(key):
             return value  # 0 and what float32 does not tell from 0
         known = self.base.literals
         if value.denominator <= 1 << 20 or key not in known:
@@ -804,6 +804,8 @@ def _check_call(node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> No
     if base.startswith("aten.") and overload not in OVERLOADS:
         raise Unsupported(f"{node.op} is no overload of {base}")
     most = POSITIONAL.get(base)
+    if most is not None and overload == "Scalar" and base in ("aten.add", "aten.sub", "aten.rsub"):
+        most = 3  # alpha is positional in this overload
     if most is not None and len(args) > most:
         raise Unsupported(f"{node.op} is called with {len(args)} arguments and takes {most}")
     unknown = sorted(set(kwargs) - KEYWORDS)

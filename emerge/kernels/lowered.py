@@ -140,7 +140,7 @@ class Meanings:
         wrapped = node.op == "auto_functionalized"
         for t in results:
             if t is not None:
-                low.defined[t.id] = definition.name
+                low.defined.add((node.name, t.id, definition.name))
         if not node.is_tuple:
             if results[0] is None:
                 raise Unsupported(f"the definition of {op} gives no value")
@@ -156,7 +156,7 @@ class Meanings:
 
     def expand(self, low: Lowering) -> int:
         """Writes ``same`` for every call of a defined operator and its composites; returns how many."""
-        done: set[tuple[int, str]] = set()
+        done: set[tuple[str, int, str]] = set()
         count, depth, calls = 0, 0, low.calls
         while calls and depth < MAX_DEPTH:
             low.calls = []
@@ -167,10 +167,10 @@ class Meanings:
         return count
 
     def _expand(
-        self, low: Lowering, done: set[tuple[int, str]], node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any],
+        self, low: Lowering, done: set[tuple[str, int, str]], node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any],
         result: Any,
     ) -> int:  # fmt: skip
-        key = (result.id if isinstance(result, Tensor) else id(result), op)
+        key = (node.name, result.id if isinstance(result, Tensor) else id(result), op)
         if key in done:
             return 0
         done.add(key)
@@ -184,9 +184,10 @@ class Meanings:
                     continue
                 if form is None or target is None or target.id == form.id or target.shape != form.shape:
                     continue
-                low.defined[target.id] = definition.name
-                low.base.add("same", target.id, form.id)
-                low.base.add("same", form.id, target.id)
-                low.forms.append((target, form))
-                count += 1
+                low.defined.add((node.name, target.id, definition.name))
+                if (target, form) not in low.forms:
+                    low.base.add("same", target.id, form.id)
+                    low.base.add("same", form.id, target.id)
+                    low.forms.append((target, form))
+                    count += 1
         return count

@@ -75,7 +75,7 @@ class Definition:
     @property
     def name(self) -> str:
         """Name in reports and commands."""
-        return f"kernel:{self.operator}"
+        return f"{self.operator}:{self.function.name}"
 
     @property
     def place(self) -> str:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from emerge.engine.program import Program
+from emerge.kernels.registry import definitions
+from emerge.kernels.syntax import Definition
 from emerge.relate.derive import load_program
-from emerge.rules import certificates
+from emerge.rules import certificates, kernels
 from emerge.rules.certify import Certificate, Outcome, Refusal, certify
 from emerge.rules.laws import Law, check_program, laws_of
 from emerge.util.errors import RuleError
@@ -87,16 +89,26 @@ def list_rules(extra: Sequence[Path | str] = ()) -> list[RuleInfo]:
         evidence = found.evidence if found else "stale" if stale else "none"
         counts = (found.facts, found.pairs, found.meshes) if found else (0, 0, 0)
         out.append(RuleInfo(law.name, law.meaning, law.kind, law.place, evidence, *counts))
+    checked = kernels.read_shipped()
+    for definition in kernels.all_definitions(definitions(extra)):
+        standing = kernels.standing(definition, checked)
+        stale = standing is None and definition.name in checked
+        evidence = standing.evidence if standing else "stale" if stale else "none"
+        samples = standing.samples if standing else 0
+        out.append(RuleInfo(definition.name, definition.meaning, "kernel", definition.place, evidence, samples))
     return out
 
 
 def show_rule(name: str, extra: Sequence[Path | str] = ()) -> str:
-    """A law: meaning, place, clauses and certificate.
+    """A law: meaning, place, clauses and certificate; or a definition of a kernel, by its name or its operator's.
 
     Raises:
         RuleError: there is no such law.
     """
     _, laws = _loaded(rule_files(extra))
+    defined = [d for d in kernels.all_definitions(definitions(extra)) if name in (d.name, d.operator)]
+    if name not in laws and defined:
+        return "\n".join(map(_show_definition, defined))
     law = _named(laws, [name])[0]
     found = _certificate(law, certificates.read_shipped())
     lines = [law.name, f"  {law.meaning}", f"  at {law.place}"]
@@ -109,6 +121,20 @@ def show_rule(name: str, extra: Sequence[Path | str] = ()) -> str:
             f"seed {found.seed}, torch {found.torch}, {found.device}, {found.dtype}"
         )
     return "\n".join([*lines, *(f"    {c}" for c in law.clauses)])
+
+
+def _show_definition(definition: Definition) -> str:
+    found = kernels.standing(definition, kernels.read_shipped())
+    lines = [definition.name, f"  {definition.meaning}"]
+    lines += [f"  {line}" for line in definition.contract.splitlines()]
+    lines.append(f"  at {definition.place}")
+    if found is None:
+        lines.append("  not checked in this text; emerge rules check compares it with the kernel")
+    elif found.evidence == "tested":
+        lines.append(f"  tested: agrees with the kernel on {found.samples} samples, torch {found.torch}")
+    else:
+        lines.append(f"  untested here: {found.reason}; a verdict that rests on it lists kernel_contract")
+    return "\n".join([*lines, *(f"    {line}" for line in definition.text.splitlines())])
 
 
 def _named(laws: dict[str, Law], names: Sequence[str]) -> list[Law]:
@@ -139,7 +165,16 @@ def check_rules(
     """
     program, laws = _loaded(rule_files(extra))
     own = [law for law in laws.values() if not law.shipped]
-    wanted = _named(laws, list(names)) if names else own if extra and own else list(laws.values())
+    defined = kernels.all_definitions(definitions(extra))
+    chosen = [d for d in defined if d.name in (names or ()) or d.operator in (names or ())]
+    rest = [n for n in names or () if not any(n in (d.name, d.operator) for d in chosen)]
+    own_definitions = [d for d in defined if not d.shipped]
+    if not names:
+        chosen = own_definitions if extra and (own or own_definitions) else defined
+    lines, ok = _check_definitions(chosen, seed, update)
+    if names and not rest or not names and extra and not own and own_definitions:
+        return CheckReport(lines, ok)
+    wanted = _named(laws, rest) if rest else own if extra and own else list(laws.values())
     outcome = certify(program, wanted, seed=seed, count=count or BASE_PAIRS, device=device, progress=progress)
     for found in outcome.certificates.values():
         if not laws[found.law].shipped:
@@ -153,7 +188,29 @@ def check_rules(
             {n: (laws[n].hash, r.reason) for n, r in outcome.refusals.items() if r.refuted and laws[n].shipped}
         )
         certificates.write_shipped(kept, false)
-    return CheckReport(_report(wanted, outcome), not outcome.refusals and not outcome.lowering)
+    return CheckReport([*_report(wanted, outcome), *lines], ok and not outcome.refusals and not outcome.lowering)
+
+
+def _check_definitions(wanted: Sequence[Definition], seed: int, update: bool) -> tuple[list[str], bool]:
+    """Checks definitions of kernels; ``update`` keeps the results of the shipped ones."""
+    results = [kernels.check_definition(d, seed) for d in wanted]
+    lines = []
+    for definition, found in zip(wanted, results):
+        if found.evidence == "tested":
+            lines.append(f"pass  {found.name}: agrees with the kernel on {found.samples} samples")
+        elif found.evidence == "assumed":
+            lines.append(f"open  {found.name}: untested here, {found.reason}")
+        else:
+            lines.append(f"FALSE {found.name} ({definition.place}): {found.reason}")
+    if wanted:
+        tested = sum(r.evidence == "tested" for r in results)
+        lines.append(f"{tested} of {len(wanted)} definitions of kernels tested")
+    if update and any(d.shipped for d in wanted):
+        known = {d.name for d in kernels.all_definitions(definitions())}
+        kept = {n: r for n, r in kernels.read_shipped().items() if n in known}
+        kept.update({r.name: r for d, r in zip(wanted, results) if d.shipped})
+        kernels.write_shipped(kept.values())
+    return lines, all(r.evidence != "refuted" for r in results)
 
 
 def _report(laws: list[Law], outcome: Outcome) -> list[str]:
@@ -210,6 +267,7 @@ def admit(extra: Sequence[Path | str] = (), trust: Sequence[str] = ()) -> dict[s
             )
         else:
             open_laws.append(law)
+    levels.update(kernels.admit_definitions(definitions(extra)))
     if open_laws:
         outcome = certify(program, open_laws, count=USER_PAIRS)
         for law in open_laws:

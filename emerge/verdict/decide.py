@@ -58,7 +58,7 @@ def decide(
     evidence = _evidence(structure, proved, levels, default_level, result)
     result.outputs = _outputs(structure, proved, evidence, unusable)
     result.coverage = {level: sum(e == level for e in evidence.values()) for level in EVIDENCE}
-    result.assumptions = _assumptions(structure)
+    result.assumptions = _assumptions(structure, levels or {})
     if derivation.claims and not unproved and not unusable and not ambiguities:
         result.verdict = EQUIVALENT
         result.evidence = max((evidence[g] for g in proved), key=EVIDENCE.index)
@@ -66,6 +66,9 @@ def decide(
     refutation: RefutationResult | None = None
     if unproved or unusable:
         refutation = _refute(refuter, problem, derivation, ambiguities)
+    untested = _untested_kernel(structure, refutation, levels or {})
+    if untested:
+        refutation = NotRun(f"execution parts first at {untested}, whose definition no real kernel here has tested")
     if refutation is not None and refutation.outcome == "refuted":
         _refuted(result, structure, unproved, refutation, seed)
     else:
@@ -112,7 +115,21 @@ def _evidence(
                 if (side, op) not in counted:
                     counted.add((side, op))
                     result.rules_used[law] = result.rules_used.get(law, 0) + 1
+            for tensor, name in _defined(structure, side, low, [claim]):
+                evidence[claim] = max(evidence[claim], given.get(name, default), key=EVIDENCE.index)
+                if (side, tensor) not in counted:
+                    counted.add((side, tensor))
+                    result.rules_used[name] = result.rules_used.get(name, 0) + 1
     return evidence
+
+
+def _defined(structure: Structure, side: int, low: Lowering, claims: Iterable[int]) -> list[tuple[int, str]]:
+    """Tensors behind claims that a kernel's definition was used for, with its name.
+
+    Definitions that only gave equal forms count as well where their kernel is read: the log does not tell them apart.
+    """
+    nodes = structure.node_cone(side, claims)
+    return [(tensor, name) for node, tensor, name in sorted(low.defined) if node in nodes]
 
 
 def _outputs(
@@ -144,7 +161,7 @@ def _outputs(
     return list(out.values())
 
 
-def _assumptions(structure: Structure) -> list[Assumption]:
+def _assumptions(structure: Structure, levels: Mapping[str, str]) -> list[Assumption]:
     """Assumptions made at operators that the claimed outputs read, and at relations taken from names.
 
     The derivation log is not narrow enough to leave any out: a constant that the lowering folded into an operator is
@@ -164,6 +181,11 @@ def _assumptions(structure: Structure) -> list[Assumption]:
             if a.op in touched or tensor in touched or names & nodes:
                 where = _where(structure, side, low, a.op)
                 found.setdefault((a.name, where), Assumption(a.name, where, a.why))
+        for tensor, name in _defined(structure, side, low, derivation.claims):
+            if levels.get(name) == "assumed":
+                where = _where(structure, side, low, low.op_of.get(tensor, tensor))
+                why = f"{name.rpartition(':')[0]} computes what its definition says; no real kernel ran here to test it"
+                found.setdefault(("kernel_contract", where), Assumption("kernel_contract", where, why))
     for statement in derivation.given.values():
         if statement.origin == "name":
             where = f"{statement.reference} ~ {statement.implementation}"
@@ -192,6 +214,37 @@ def _refute(
         return refuter(problem, derivation)
     except (ExecutionError, BudgetExceeded) as exc:
         return NotRun(str(exc))
+
+
+def _untested_kernel(
+    structure: Structure, refutation: RefutationResult | None, levels: Mapping[str, str]
+) -> str:
+    """The kernel at which both programs part first where it was executed by a definition that nothing has tested."""
+    if refutation is None or refutation.outcome != "refuted":
+        return ""
+    untested = {n.rpartition(":")[0] for n, level in levels.items() if level == "assumed"}
+    first = [d for d in refutation.diverging if d.first]
+    found = ""
+    for divergence in first:
+        names = [(REFERENCE, divergence.reference)]
+        names += [(IMPLEMENTATION, structure.family_name(rank, name)) for rank, name in divergence.implementation.items()]
+        kernels = [(name, op) for side, name in names if (op := _operator(structure, side, name)) in untested]
+        if not kernels:
+            return ""
+        found = found or f"{kernels[0][0]!r} ({kernels[0][1]})"
+    return found
+
+
+def _operator(structure: Structure, side: int, name: str) -> str:
+    """Operator of a node that torch itself does not execute, "" for all others."""
+    try:
+        value = structure.family(side).value(name)
+    except KeyError:
+        return ""
+    op = getattr(value, "op", "")
+    if op == "auto_functionalized" and value.args:  # type: ignore[union-attr]
+        op = str(value.args[0])  # type: ignore[union-attr]
+    return "" if op.startswith("aten.") else op
 
 
 def _refuted(

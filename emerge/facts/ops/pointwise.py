@@ -41,11 +41,9 @@ UNARY = {
     "isnan": "isnan",
     "isinf": "isinf",
     "softplus": "softplus",
-    "hardtanh": "hardtanh",
     "hardswish": "hardswish",
     "square": "square",
     "log_sigmoid": "log_sigmoid",
-    "relu6": "relu6",
     "atan": "atan",
     "sinh": "sinh",
     "cosh": "cosh",
@@ -103,11 +101,38 @@ def gelu(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
 
 
 @lowers(
-    "aten.leaky_relu", "aten.elu", "aten.clamp", "aten.clamp_", "aten.clamp_min", "aten.clamp_max", "aten.nan_to_num"
+    "aten.leaky_relu", "aten.elu", "aten.nan_to_num"
 )
 def unary_with_attributes(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     name = node.op.split(".")[1].rstrip("_")
     return low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], result_dtype(node, args[0].dtype))
+
+
+@lowers(
+    "aten.clamp", "aten.clamp_", "aten.clamp_min", "aten.clamp_min_", "aten.clamp_max", "aten.clamp_max_", "aten.relu6",
+    "aten.relu6_", "aten.hardtanh", "aten.hardtanh_",
+)  # fmt: skip
+def clamp(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """All spellings of keeping a value between two constants, either of which may be missing."""
+    name = node.op.split(".")[1].rstrip("_")
+    given = {
+        "clamp": (("min", None), ("max", None)),
+        "clamp_min": (("min", None),),
+        "clamp_max": (("max", None),),
+        "hardtanh": (("min_val", -1), ("max_val", 1)),
+        "relu6": (),
+    }[name]
+    bounds = [kwargs.get(key, args[k] if len(args) > k else default) for k, (key, default) in enumerate(given, 1)]
+    low_bound, high_bound = {
+        "clamp_min": [*bounds, None], "clamp_max": [None, *bounds], "relu6": [0, 6],
+    }.get(name, bounds)  # fmt: skip
+    texts = []
+    for bound in (low_bound, high_bound):
+        c = scalar_constant(bound)
+        if bound is not None and c is None:
+            raise Unsupported("a bound is a tensor or differs between ranks")
+        texts.append("none" if c is None else constant_text(c))
+    return low.pointwise(f"clamp#{'#'.join(texts)}", "clamp", [args[0]], result_dtype(node, args[0].dtype))
 
 
 def rank_vector_fraction(value: Any) -> list[Fraction] | None:
