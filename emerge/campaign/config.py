@@ -463,7 +463,7 @@ def load_relation_lines(path: Path) -> list[RelationSpec]:
 
 
 def rule_files(paths: Iterable[Path], place: str = "") -> list[Path]:
-    """Rule files behind files and folders (all ``.dl`` files of a folder, sorted).
+    """Rule files behind files and folders (all ``.dl`` and ``.egg`` files of a folder, sorted).
 
     Raises:
         ConfigError: a path does not exist, or is no rule file.
@@ -471,13 +471,11 @@ def rule_files(paths: Iterable[Path], place: str = "") -> list[Path]:
     out: list[Path] = []
     for path in paths:
         if path.is_dir():
-            out.extend(sorted(path.rglob("*.dl")))
-            if not any(path.rglob("*.dl")) and any(path.rglob("*.egg")):
-                raise ConfigError(f"{str(path)!r} holds .egg rules, which are not in this version; remove it", place)
+            out.extend(sorted([*path.rglob("*.dl"), *path.rglob("*.egg")]))
         elif not path.exists():
             raise ConfigError(f"the rule path {str(path)!r} does not exist; correct it", place)
-        elif path.suffix == ".dl":
+        elif path.suffix in (".dl", ".egg"):
             out.append(path)
         else:
-            raise ConfigError(f"expected a .dl file or a folder, found {str(path)!r}; correct the path", place)
+            raise ConfigError(f"expected a .dl or .egg file or a folder, found {str(path)!r}; correct the path", place)
     return out

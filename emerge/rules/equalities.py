@@ -79,8 +79,9 @@ def certify_rule(rule: EqualityRule, seed: int = 0, count: int = INSTANCES) -> E
     proof = prove(rule)
     if proof.refuted:
         return Refusal(rule.name, True, proof.reason)
-    import torch
     from importlib.metadata import version
+
+    import torch
 
     return EqualityCertificate(
         rule.name, rule.hash, "proved" if proof.holds else "tested", matches, elements, proof.reason, seed,
@@ -129,12 +130,12 @@ class _Test:
         matches = 0
         for round_ in range(2):
             try:
-                (out,) = graph.run_program(*step)
+                outs: list[Any] = list(graph.run_program(*step))
             except EggSmolError as exc:
                 raise _Failed(" ".join(str(exc).split())) from None
             if not round_:
                 matches = sum(
-                    n for r, n in out.report.num_matches_per_rule.items()
+                    int(n) for r, n in outs[0].report.num_matches_per_rule.items()
                     if r.removesuffix("=>").removesuffix("<=") == self.rule.name
                 )  # fmt: skip
         classes = Classes()

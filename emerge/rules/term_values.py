@@ -156,18 +156,20 @@ def _function(body: str) -> Callable[..., Any]:
 
     kind, attrs = split_body(body)
     if kind == "opaque":
-        return {
+        opaque: dict[int, Callable[..., Any]] = {
             1: lambda x: torch.sin(1.3 * x.clamp(-50, 50) + 0.7) + 0.1 * x.clamp(-1e6, 1e6),
             2: lambda x, y: torch.cos(x.clamp(-50, 50) - 2.1) * 1.7 + 0.3 * y.clamp(-1e6, 1e6),
             3: lambda x, y, z: torch.cos(x.clamp(-50, 50) - 2.1) + 0.3 * y.clamp(-1e6, 1e6) - torch.sin(z.clamp(-50, 50)),
-        }[int(attrs[0])]
+        }
+        return opaque[int(attrs[0])]
     if kind in ("not", "and", "or", "xor"):
-        return {
+        truth: dict[str, Callable[..., Any]] = {
             "not": lambda x: x == 0,
             "and": lambda x, y: (x != 0) & (y != 0),
             "or": lambda x, y: (x != 0) | (y != 0),
             "xor": lambda x, y: (x != 0) ^ (y != 0),
-        }[kind]
+        }
+        return truth[kind]
     if kind == "where":
         return lambda c, x, y: torch.where(c != 0, x, y)
     if kind == "keep":
@@ -178,7 +180,8 @@ def _function(body: str) -> Callable[..., Any]:
         return lambda x, m: torch.where(m != 0, torch.full_like(x, value), x)
     more = _MORE.get(body)
     if more is not None:
-        return getattr(torch.nn.functional, more)  # type: ignore[no-any-return]
+        found: Callable[..., Any] = getattr(torch.nn.functional, more)
+        return found
     function = scalar_function(kind, attrs, 0, None)
     if function is None:
         raise NoMeaning(f"nothing says what the body {body!r} means")
@@ -245,7 +248,7 @@ def pointwise(body: str, args: Sequence[Value]) -> Value:
     legitimate = (numbers[0] == 0) if kind.startswith("log") else (numbers[0] == -1) & (kind == "log1p")
     unsure = unsure | (torch.isinf(value) & finite & ~undefined & ~legitimate)
     if kind not in ("add", "sub", "addc") and kind not in ("floor", "trunc", "round", "sign", "relu"):
-        truth = kind in _TRUTH or kind.endswith("c") and kind[:-1] in _TRUTH
+        truth = kind in _TRUTH or (kind.endswith("c") and kind[:-1] in _TRUTH)
         if not truth and kind not in ("where", "keep", "fill", "fill0", "remainder", "fmod", "floor_divide", "maximum",
                                       "minimum", "log", "log2"):  # fmt: skip
             unsure = unsure | ((value.abs() < TINY) & finite & ~zero & ~undefined)
