@@ -205,7 +205,7 @@ class _Test:
         if shape is not None and shape != value.shape:
             return self.refuse(
                 classes, node,
-                f"gives {self.text(classes, node)}, of shape {list(value.shape)}, the shape {list(shape)}",
+                f"makes {self.text(classes, node)}, of shape {list(value.shape)}, equal to a term of shape {list(shape)}",
             )  # fmt: skip
         known = values.get(number)
         if known is None:

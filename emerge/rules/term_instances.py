@@ -71,11 +71,13 @@ class Filler:
     """Fills the patterns of one rule.
 
     Args:
-        first_leaf: number of its first leaf.
+        first_leaf: number of its first leaf. turn: number of the instance; constants and bodies are taken in turn, so
+            that none of them is left out by chance.
     """
 
-    def __init__(self, rule: EqualityRule, rng: random.Random, first_leaf: int) -> None:
+    def __init__(self, rule: EqualityRule, rng: random.Random, first_leaf: int, turn: int = 0) -> None:
         self.rule, self.rng, self.next_leaf = rule, rng, first_leaf
+        self.turn = turn if rng.random() < 0.7 else rng.randrange(1000)
         self.env: dict[str, Any] = {}
         self.leaves: dict[int, tuple[str, Shape]] = {}
         style = rng.random()
@@ -217,10 +219,15 @@ class Filler:
         return None
 
     def body(self, pattern: Term, operands: int) -> str:
-        return str(self.scalar(pattern, lambda: self.rng.choice(BODIES[operands])))
+        return str(self.scalar(pattern, lambda: self.in_turn(BODIES[operands])))
+
+    def in_turn(self, pool: Sequence[Any]) -> Any:
+        """The next one of a pool for the first variable that is drawn, any for those after it."""
+        turn, self.turn = self.turn, self.rng.randrange(1000)
+        return pool[turn % len(pool)]
 
     def constant(self, pattern: Term) -> Fraction:
-        found = self.scalar(pattern, lambda: self.rng.choice(CONSTANTS))
+        found = self.scalar(pattern, lambda: self.in_turn(CONSTANTS))
         if not isinstance(found, Fraction):
             raise Retry
         return found
@@ -454,7 +461,7 @@ def instances(rule: EqualityRule, seed: int, count: int, tries: int = 40) -> lis
     for _ in range(count * tries):
         if len(found) >= count:
             break
-        filler = Filler(rule, rng, leaf)
+        filler = Filler(rule, rng, leaf, len(found))
         try:
             found.append(filler.fill())
         except Retry:
