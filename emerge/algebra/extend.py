@@ -194,7 +194,7 @@ def _all_tensors(low: Lowering) -> dict[int, Tensor]:
 
 def _cheapest(found: Classes, anchored: set[int]) -> dict[int, Node]:
     """For every class without a tensor of the graph, a term of least size all of whose operands can be built."""
-    cost = {number: 0 for number in anchored}
+    cost = dict.fromkeys(anchored, 0)
     chosen: dict[int, Node] = {}
     changed = True
     while changed:

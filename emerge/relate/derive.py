@@ -64,7 +64,7 @@ class Derivation:
         given, claims: statement behind each number in the facts ``given`` and ``expected``.
         unusable: statements that could not be turned into facts, with the reason.
         result: relations (see :data:`RESULTS`) and, when asked for, the derivation log.
-        seconds: ``lower`` and ``datalog``.
+        seconds: ``lower``, ``datalog`` and ``egglog``.
     """
 
     problem: Problem
@@ -235,14 +235,14 @@ def derive(
 
     Args:
         engine: ``auto``, ``embedded`` or ``souffle``.
-        rules: further ``.dl`` files.
+        rules: further ``.dl`` and ``.egg`` files.
         log: also read the derivation log.
         timeout: seconds for the Datalog engine.
     """
     program = load_program(tuple(rules))
     described = program_signatures(program)
     meanings = Meanings(definitions(rules))
-    seconds = {"lower": 0.0, "datalog": 0.0}
+    seconds = {"lower": 0.0, "datalog": 0.0, "egglog": 0.0}
     flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     algebra: Sequence[Path] | None = None
     while True:
@@ -251,7 +251,9 @@ def derive(
         lowered = time.perf_counter()
         facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
         result = run(program, facts, results, engine=engine, log=log, timeout=timeout)
-        seconds["lower"] += lowered - started
+        saturation = sum(low.extension.seconds for low in (ref, imp) if low.extension is not None)
+        seconds["egglog"] += saturation
+        seconds["lower"] += lowered - started - saturation
         seconds["datalog"] += time.perf_counter() - lowered
         derivation = Derivation(problem, base, ref, imp, given, claims, unusable, result, seconds)
         if len(derivation.proved()) == len(claims):

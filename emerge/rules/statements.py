@@ -318,6 +318,21 @@ class Statements:
                 return false(f"rank {rank}: ones in other places than index - {self.rank_integer(low, rank)}")
         return TRUE
 
+    def same(self, v: int, w: int) -> Outcome:
+        """Both tensors have the same value on every rank, and are undefined together."""
+        side = self.lowered.side[v]
+        if side != self.lowered.side[w]:
+            return false("the tensors are of different sides")
+        for rank in range(self.values[side].ranks):
+            left, right = self.values[side].tensor(v, rank), self.values[side].tensor(w, rank)
+            if left.shape != right.shape:
+                return false(f"shapes {list(left.shape)} and {list(right.shape)}")
+            for one, other in ((left, right), (right, left)):
+                outcome = equal(one, other, other)
+                if outcome.holds is False:
+                    return outcome
+        return TRUE
+
     def admitted(self, form: int) -> Outcome:
         """The form computes the value of its tensor."""
         f = self.lowered.forms[form]
@@ -341,10 +356,12 @@ _CHECKS: dict[str, Callable[..., Outcome]] = {
     "index_fn": Statements.index_fn,
     "one_hot_of": Statements.one_hot_of,
     "admitted": Statements.admitted,
+    "same": Statements.same,
 }
 #: ``@semantic`` names of the declarations -> relation whose statement is executed here.
 SEMANTIC_CHECKS = {
     "aligned": "aligned", "layout": "axis_at", "index_fn": "index_fn", "one_hot_of": "one_hot_of", "form": "admitted",
+    "same": "same",
     "signature": "", "linearity": "",
 }  # fmt: skip
 #: Raised when a statement changes its meaning; certificates made under another version are void.
