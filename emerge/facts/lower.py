@@ -17,6 +17,7 @@ from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
 from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
 from emerge.facts.mutation import Storage, written
+from emerge.facts.routing import Routing, note_layout
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
 from emerge.util.errors import GraphError
 
@@ -203,6 +204,7 @@ class Lowering:
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
+        self.routing = Routing()
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
@@ -477,6 +479,7 @@ class Lowering:
             base.add("layout_broadcast", tensor.id, d)
         self.layout_node[tensor.id] = self.node.name if self.node is not None else ""
         self.made_by[tensor.id] = Made("layout", "layout", (arg,), (), tuple(ties), tuple(broadcast))
+        note_layout(self, tensor, arg)
         self._memo[key] = tensor
         return tensor
 
