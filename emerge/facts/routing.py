@@ -274,11 +274,13 @@ class Router:
             made_rows = self._looked_up(*found)
             if made_rows is not None or self.order is not None:
                 return made_rows
+        if made.kind == "layout" and (self.order is not None or _keeps_rows(made, x.shape[0])):
+            return self._layout(x, made)
         if self.order is None and (found is not None or _batched(low, x) is None):
             filled = self._filled(x)
             return filled if filled is not None else self.spread(x)
         if made.kind == "layout":
-            return self._layout(x, made)
+            return None
         if made.kind == "grouped_dot":
             return self._product(x, made)
         if made.kind in ("fill", "fill0") and self._limit(made.args[1]):
@@ -349,8 +351,8 @@ class Router:
         iters = [
             Iter(t, "p", whole(t, 0), ((0, whole(t, 0)),)),
             Iter(n, "p", whole(n, 1), ((1, whole(n, 2)),)),
-            Iter(k, "sum", (), ((0, whole(k, 1)), (1, whole(k, 1)))),
             Iter(e, "p", whole(e, 2), ((0, whole(e, 2)), (1, whole(e, 0)))),
+            Iter(k, "sum", (), ((0, whole(k, 1)), (1, whole(k, 1)))),
         ]
         result = self._op("dot", "dot", [z, matrices], iters, [t, n, e], x.dtype)
         self.low.base.add("routed_product", self.low.op_of[x.id], self.low.op_of[result.id])
@@ -379,8 +381,11 @@ class Router:
         made = low.made_by[below.id]
         if made.kind != "fill0" or layouts != own or below.shape != base.shape or made.args[1].shape != below.shape:
             return None
+        vector = low.view_of.get(made.args[1].id)
         mask = low.made_by.get(made.args[1].id)
-        if mask is None or mask.kind not in _MASKS:
+        if vector is not None and vector.shape == x.shape and self._limit(vector) and _only_views(low, x):
+            low.base.add("row_mask", low.op_of[below.id], vector.id)
+        elif mask is None or mask.kind not in _MASKS:
             return None
         source = made.args[0]
         for shape, ties, broadcast in reversed(layouts):
@@ -413,15 +418,27 @@ class Router:
             widened.append(k)
         rank = len(x.shape)
         places = tuple((k, whole(self.count, len(made.args[k].shape))) for k in widened)
-        iters = [*made.iters, Iter(self.count, "p", whole(self.count, rank), places)]
-        result = (
-            low.scaled(args[0], made.scale)
-            if made.scale is not None
-            else self._op(made.body, made.kind, args, iters, [*x.shape, self.count], x.dtype)
-        )
+        iters = list(made.iters)
+        iters.insert(min(rank, len(iters)), Iter(self.count, "p", whole(self.count, rank), places))
+        if made.scale is not None:
+            result = low.scaled(args[0], made.scale)
+        else:
+            result = self._slice(x, args) or self._op(
+                made.body, made.kind, args, iters, [*x.shape, self.count], x.dtype
+            )
         order = 0 if self.order is None else self.order.id
         low.base.add("routed_op", low.op_of[x.id], low.op_of[result.id], self.experts.id, order, self.count)
         return result
+
+    def _slice(self, x: Tensor, args: list[Tensor]) -> Tensor | None:
+        """A slice within rows, with its other forms; None where it is no slice, or would be taken further inside."""
+        from emerge.facts.ops.layout import slice_plain
+
+        found = self.low.slice_of.get(x.id)
+        made = self.low.made_by[args[0].id]
+        if found is None or found[1] == 0 or made.kind in ("layout", "cat") or args[0].id in self.low.slice_of:
+            return None
+        return slice_plain(self.low, args[0], found[1], found[2], found[2] + x.shape[found[1]], 1)
 
     def _op(
         self, body: str, kind: str, args: Sequence[Tensor], iters: Sequence[Iter], shape: Sequence[int], dtype: str
@@ -448,6 +465,15 @@ def _layouts(low: Lowering, x: Tensor) -> tuple[Tensor, list[tuple[Any, ...]]]:
         found.append((x.shape, made.ties, made.broadcast))
         x = made.args[0]
     return x, found
+
+
+def _only_views(low: Lowering, x: Tensor) -> bool:
+    """Do the rearrangements on top of a tensor keep its elements in row-major order?"""
+    while (made := low.made_by.get(x.id)) is not None and made.kind == "layout":
+        if x.id not in low.view_of:
+            return False
+        x = made.args[0]
+    return True
 
 
 def note_layout(low: Lowering, result: Tensor, x: Tensor) -> None:
