@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from emerge.graph.model import DType, Ref
 from emerge.rules.build import Build, Val
@@ -43,8 +42,10 @@ def local_experts(b: Build, w: Writer, ids: Ref, weights: Ref, axis: str, count:
     other = b.pick([count, count, count + 2])
     if b.rng.random() < 0.6:
         divide = b.pick(["floor_divide", "div.Tensor_mode"])
-        kwargs = {} if divide == "floor_divide" else {"rounding_mode": "floor"}
-        quotient = w.op(divide, ids, count, **kwargs)
+        if divide == "floor_divide":
+            quotient = w.op(divide, ids, count)
+        else:
+            quotient = w.op(divide, ids, count, rounding_mode="floor")
         if b.rng.random() < 0.7:
             off = w.op("ne.Scalar", quotient, PerRank(tuple(rank)))
         else:

@@ -108,7 +108,8 @@ def unary_with_attributes(low: Lowering, node: FamilyNode, args: list[Any], kwar
     dtype = result_dtype(node, args[0].dtype)
     result = low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], dtype)
     if name == "clamp" and not any(isinstance(v, (Tensor, RankVector)) for v in [*args[1:], *kwargs.values()]):
-        note_clamp(low, result, args[0], [kwargs.get("min", [*args, None][1]), kwargs.get("max", [*args, None, None][2])])
+        bounds = [kwargs.get("min", [*args, None][1]), kwargs.get("max", [*args, None, None][2])]
+        note_clamp(low, result, args[0], bounds)
     return result
 
 

@@ -167,8 +167,8 @@ def histc(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
     from emerge.facts.ops.uninterpreted import uninterpreted
 
     result = uninterpreted(low, node, args, kwargs)
-    bins, least, most = (kwargs.get(n, args[k] if len(args) > k else d) for k, n, d in ((1, "bins", 100), (2, "min", 0), (3, "max", 0)))
-    note_histogram(low, result, args[0], bins, least, most)
+    bins, least, most = (_optional(args, kwargs, k, n) for k, n in ((1, "bins"), (2, "min"), (3, "max")))
+    note_histogram(low, result, args[0], 100 if bins is None else bins, least or 0, most or 0)
     return result
 
 
