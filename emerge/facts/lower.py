@@ -18,6 +18,7 @@ from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
 from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
 from emerge.facts.mutation import Storage, written
+from emerge.facts.routing import Routing, note_layout
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
 from emerge.util.errors import GraphError
 
@@ -252,6 +253,7 @@ class Lowering:
         self.index_limits: dict[str, int] = {}
         self.limits: dict[str, int] = {}
         self.extension: Any = None
+        self.routing = Routing()
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
@@ -551,6 +553,7 @@ class Lowering:
         dims = _whole_dims(arg.shape, shape, ties)
         if dims is not None:
             self.remember(tensor, "place", [arg], dims, tuple(shape))
+        note_layout(self, tensor, arg)
         self._memo[key] = tensor
         return tensor
 

@@ -174,10 +174,6 @@ def _show_definition(definition: Definition) -> str:
     return "\n".join([*lines, *(f"    {line}" for line in definition.text.splitlines())])
 
 
-def _named(laws: dict[str, Law], names: Sequence[str]) -> list[Law]:
-    unknown = [n for n in names if n not in laws]
-
-
 def _show_equality(rule: EqualityRule) -> str:
     found = _equality(rule, certificates.read_shipped_equalities())
     lines = [rule.name, f"  {rule.meaning}", f"  at {rule.place}"]

@@ -15,7 +15,16 @@ from emerge.rules.pair import Pair, execute
 from emerge.rules.statements import Outcome, Statements
 
 #: Relations whose facts are decided on executed values.
-CHECKED = ("aligned", "axis_at", "index_fn", "one_hot_of", "admitted", "same")
+CHECKED = (
+    "aligned", "axis_at", "index_fn", "one_hot_of", "admitted", "routed", "in_range", "group_ends", "routes", "outside",
+    "same",
+)  # fmt: skip
+
+#: Number of leading arguments that are tensors.
+TENSORS = {
+    "aligned": 2, "axis_at": 1, "index_fn": 2, "one_hot_of": 2, "routed": 3, "in_range": 1, "group_ends": 2, "routes": 2,
+    "outside": 2, "same": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -207,7 +216,7 @@ def tensor_text(derivation: Derivation, tensor: int) -> str:
 
 def fact_text(derivation: Derivation, fact: Fact) -> str:
     """A fact with tensors named."""
-    count = {"aligned": 2, "axis_at": 1, "index_fn": 2, "one_hot_of": 2, "same": 2}.get(fact.relation, 0)
+    count = TENSORS.get(fact.relation, 0)
     shown = [tensor_text(derivation, a) if k < count else value_text(a) for k, a in enumerate(fact.args)]
     if fact.relation == "admitted":
         row = next(r for r in derivation.base.facts["op"] if r[0] == fact.args[0])

@@ -22,6 +22,7 @@ from emerge.facts.lower import (
     whole,
 )
 from emerge.facts.ops.pointwise import fill
+from emerge.facts.routing import note_lookup, note_put
 from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_integer
 
@@ -60,7 +61,10 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
         shape.append(n)
     table_dims(range(d + 1, len(table.shape)))
     result = contract(low, hot, table, iters, shape, rank, d)
-    return result if parallel else low.remember(result, "lookup", [table, index], d)
+    if not parallel:
+        low.remember(result, "lookup", [table, index], d)
+        note_lookup(low, result, table, d, index)
+    return result
 
 
 def contract(
@@ -182,7 +186,9 @@ def _put_permutation(low: Lowering, x: Tensor, index: Tensor, value: Tensor) -> 
     iters = [Iter(n, "pos", whole(n, 0))]
     iters += [axis(m, "p", d, a1=d) for d, m in enumerate(x.shape) if d > 0]
     iters.append(Iter(n, "o", (), ((0, whole(n, 0)), (1, whole(n, 0)))))
-    return low.op("put_permutation", "put_permutation", [index, value], iters, x.shape, x.dtype)
+    result = low.op("put_permutation", "put_permutation", [index, value], iters, x.shape, x.dtype)
+    note_put(low, result, index, value)
+    return result
 
 
 @lowers("aten.one_hot")
@@ -220,6 +226,8 @@ def positions(low: Lowering, n: int, starts: Sequence[int], step: int, dtype: st
     if len(set(starts)) == 1:
         result = low.op(f"iota#{starts[0]}#{step}#{n}", "iota", [], [Iter(n, "pos", whole(n, 0))], [n], dtype)
         low.range_of[result.id] = (tuple(starts), step)
+        if low.is_range(result, n):
+            low.base.add("counting", result.id)
         return low.remember(result, "range", [], starts[0], step, n)
     form = low.mesh.affine(starts)
     if form is None:

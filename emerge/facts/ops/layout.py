@@ -340,6 +340,11 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     form = low.form(made.body, made.kind, args, iters, result, made.scale)
     if form is not None:
         low.base.add("sliced_form", form, low.op_of[result.id], low.op_of[x.id], d)
+        if made.kind == "dot" and low.side == 1:
+            swapped = [Iter(i.size, i.role, i.out, tuple((1 - k, t) for k, t in i.args)) for i in iters]
+            other = low.form(made.body, made.kind, args[::-1], swapped, result)
+            if other is not None:
+                low.base.add("commuted", other, form)
 
 
 def rank_slice(low: Lowering, x: Tensor, d: int, starts: Sequence[int], size: int) -> Tensor:
