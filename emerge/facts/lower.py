@@ -196,8 +196,9 @@ class Lowering:
         self.uninterpreted: dict[str, str] = {}
         self.assumptions: list[Assumption] = []
         self.signature_law: dict[int, str] = {}
-        self.select_of: dict[int, tuple[Tensor, int, int, int]] = {}
+        self.pieces_of: dict[int, list[tuple[Tensor, int, int]]] = {}
         self.lookup_of: dict[int, tuple[Tensor, Tensor, list[Iter]]] = {}
+        self.filled_with: dict[int, Fraction | float] = {}
         self.view_of: dict[int, Tensor] = {}
         self.permute_of: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}

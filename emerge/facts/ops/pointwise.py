@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode, RankVector
 from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
+from emerge.facts.ops.positions import compared, negated, range_along, shifted
 from emerge.graph.model import is_floating, is_integer
 
 #: ATen name -> kind of body, for functions of one operand without attributes.
@@ -36,7 +39,6 @@ UNARY = {
     "round": "round",
     "trunc": "trunc",
     "sign": "sign",
-    "logical_not": "not",
     "isnan": "isnan",
     "isinf": "isinf",
     "softplus": "softplus",
@@ -183,7 +185,8 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
     if dtype == "bool":
         if sign < 0 or factor != 1:
             raise Unsupported("arithmetic on truth values")
-        return low.pointwise("or", "or", [x, y], dtype, commutative=True)  # the sum of truth values is their disjunction
+        # the sum of truth values is their disjunction
+        return low.pointwise("or", "or", [x, y], dtype, commutative=True)
     if factor != 1 and is_floating(dtype):
         y = low.scaled(y, factor)
     elif factor != 1:
@@ -197,17 +200,12 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
 
 def _shifted_range(low: Lowering, x: Any, y: Any, factor: Fraction, dtype: str) -> Tensor | None:
     """``arange(n) + c`` is a range that starts at ``c``; ``c`` may depend on the rank."""
-    made = low.made_by.get(x.id) if isinstance(x, Tensor) else None
-    if made is None or made.kind != "iota" or factor != 1 or not is_integer(dtype) or isinstance(y, Tensor):
+    if not isinstance(x, Tensor) or isinstance(y, Tensor) or factor != 1 or not is_integer(dtype) or x.dtype != dtype:
         return None
-    known = low.range_of.get(x.id)
     shift = low.integers(y)
-    if known is None or shift is None:
+    if shift is None or range_along(low, x) is None:
         return None
-    from emerge.facts.ops.index import positions
-
-    starts, step = known
-    return positions(low, x.shape[0], [a + b for a, b in zip(starts, shift)], step, dtype)
+    return shifted(low, x, shift)
 
 
 @lowers("aten.mul", "aten.mul_", "operator.mul")
@@ -314,6 +312,11 @@ def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     if not isinstance(x, Tensor) or (scalar_constant(x) is not None and isinstance(y, Tensor)):
         x, y, name = y, x, SWAPPED[name]
     c = scalar_constant(y)
+    known = two_values(low, x) if c is not None else None
+    if known is not None and c is not None:
+        mask, held, free = known
+        decide = getattr(operator, name)
+        return choice(low, mask, decide(held, c), decide(free, c), x.shape)
     if c is not None or isinstance(y, RankVector):
         text = constant_text(c) if c is not None else str(y.values)
         # against a constant that a narrow type cannot hold the comparison wraps: those stay functions of their own
@@ -321,21 +324,25 @@ def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
         result = low.pointwise(f"{name}c#{text}{suffix}", f"{name}c{suffix}", [x], "bool")
         note_index(low, result, name, x, c if c is not None else y)
         return result
-    return low.pointwise(name, name, [x, y], "bool", commutative=name in ("eq", "ne"))
+    if name not in ("eq", "ne"):
+        return compared(low, name, x, y)
+    return low.pointwise(name, name, [x, y], "bool", commutative=True)
 
 
 for _name in COMPARE:
     lowers(f"aten.{_name}", f"operator.{_name}")(compare)
 
 
+@lowers("aten.logical_not", "aten.logical_not_")
+def logical_not(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x = args[0]
+    return negated(low, x) if x.dtype == "bool" else low.pointwise("not", "not", [x], "bool")
+
+
 @lowers("aten.bitwise_not")
 def bitwise_not(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x = args[0]
-    return (
-        low.pointwise("not", "not", [x], "bool")
-        if x.dtype == "bool"
-        else low.pointwise("bitnot", "bitnot", [x], x.dtype)
-    )
+    return negated(low, x) if x.dtype == "bool" else low.pointwise("bitnot", "bitnot", [x], x.dtype)
 
 
 def logic(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -376,6 +383,24 @@ def other_binary(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[
     return low.pointwise(name, name, [x, y], result_dtype(node, x.dtype), commutative=name in ("maximum", "minimum"))
 
 
+def choice(low: Lowering, mask: Tensor, held: bool, free: bool, shape: Sequence[int]) -> Tensor:
+    """The truth value ``held`` where the mask holds and ``free`` elsewhere: the mask, its negation, or a constant."""
+    if held == free:
+        return low.constant(held, shape, "bool")
+    return low.broadcast_to(mask if held else negated(low, mask), shape)
+
+
+def two_values(low: Lowering, x: Tensor) -> tuple[Tensor, Fraction | float, Fraction | float] | None:
+    """``(mask, a, b)`` where x is the constant a where the mask holds and the constant b elsewhere."""
+    made = low.made_by.get(x.id)
+    if made is None or made.kind not in ("fill", "fill0") or made.args[0].constant is None:
+        return None
+    written = low.filled_with.get(x.id)
+    if written is None:
+        return None
+    return made.args[1], written, made.args[0].constant
+
+
 def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype: str) -> Tensor:
     """``value`` where the mask holds, ``x`` elsewhere.
 
@@ -393,7 +418,11 @@ def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype:
             source, order = permuted
             back = [order.index(d) for d in range(len(order))]
             return permute(low, fill(low, source, permute(low, mask, back), value, dtype), order)
+    if dtype == "bool" and x.constant is not None:
+        return choice(low, mask, bool(value), bool(x.constant), x.shape)
     result = low.pointwise(f"fill#{constant_text(value)}", "fill0" if value == 0 else "fill", [x, mask], dtype)
+    if is_floating(dtype) or (isinstance(value, Fraction) and value.denominator == 1):
+        low.filled_with[result.id] = value
     note_index(low, result, "fill", x, value)
     found = low.lookup_of.get(x.id)
     if value == 0 and found is not None:
@@ -454,7 +483,7 @@ def where(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
     if ca is not None and isinstance(b, Tensor):
         return low.broadcast_to(fill(low, b, cond, ca, dtype), node.shape)
     if cb is not None and isinstance(a, Tensor):
-        return low.broadcast_to(fill(low, a, low.pointwise("not", "not", [cond], "bool"), cb, dtype), node.shape)
+        return low.broadcast_to(fill(low, a, negated(low, cond), cb, dtype), node.shape)
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         raise Unsupported("both branches are constants")
     return low.pointwise("where", "where", [cond, a, b], dtype)
@@ -496,6 +525,9 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         return low.retyped(x, target)
     if x.constant is not None and is_floating(target):
         return low.constant(x.constant, x.shape, target)
+    known = two_values(low, x) if target == "bool" else None
+    if known is not None:
+        return choice(low, known[0], bool(known[1]), bool(known[2]), x.shape)
     exact = x.dtype in ("int64", "bool") and target == "int64"
     result = low.pointwise(f"cast#{target}", "cast" if exact else "convert", [x], target)
     if exact:
