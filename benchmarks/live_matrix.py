@@ -67,7 +67,7 @@ def main() -> None:
     sizes = {"batch": 1, "seq": 2048} if options.full else {"batch": 2, "seq": 6}
     if options.seq:
         sizes["seq"] = options.seq
-    print(f"{'model':14} {'tp':>3} {'verdict':16} {'nodes':>13} {'capture':>8} {'zip':>6} {'lower':>6} {'datalog':>8} {'total':>7}")
+    print("model           tp verdict                  nodes  capture    zip  lower  datalog   total")
     for model in options.models or MODELS:
         for tp in options.tp:
             pair = PairSpec(

@@ -7,6 +7,7 @@ operator family) and written down; which tensors correspond is derived by the pr
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -198,6 +199,7 @@ class Lowering:
         self.signature_law: dict[int, str] = {}
         self.pieces_of: dict[int, list[tuple[Tensor, int, int]]] = {}
         self.lookup_of: dict[int, tuple[Tensor, Tensor, list[Iter]]] = {}
+        self.readers: Counter[str] = Counter()
         self.filled_with: dict[int, Fraction | float] = {}
         self.view_of: dict[int, Tensor] = {}
         self.permute_of: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
@@ -227,6 +229,8 @@ class Lowering:
                 self.lower_input(inp.name, inp.shape, inp.dtype)
             else:
                 self.unknown[inp.name] = f"an input on ranks {list(inp.ranks)} only"
+        self.readers = Counter(r for node in graph.nodes for r in dict.fromkeys(node.refs()))
+        self.readers.update(o.name for o in graph.outputs if o.name is not None)
         for node in graph.nodes:
             self.lower_node(node)
 

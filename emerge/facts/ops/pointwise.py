@@ -9,7 +9,7 @@ from typing import Any
 
 from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode, RankVector
-from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
+from emerge.facts.lower import Iter, Lowering, Made, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
 from emerge.facts.ops.positions import compared, negated, range_along, shifted
 from emerge.graph.model import is_floating, is_integer
 
@@ -195,7 +195,46 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
         y = product
     if sign < 0:
         return low.pointwise("sub", "sub", [x, y], dtype)
-    return low.pointwise("add", "add", [x, y], dtype, commutative=True)
+    result = low.pointwise("add", "add", [x, y], dtype, commutative=True)
+    if low.side == 1 and is_floating(dtype):
+        regroup(low, result, x, y)
+        regroup(low, result, y, x)
+    return result
+
+
+def regroup(low: Lowering, result: Tensor, x: Tensor, inner: Tensor) -> None:
+    """Notes the other groupings of ``x + inner`` where ``inner`` is a rearranged sum that nothing else reads.
+
+    The other side may add in another order, e.g. a residual before the bias. Whether a form may be used is a law
+    (``form-regrouped``); here only the candidates are written.
+    """
+    chain: list[tuple[Tensor, Made]] = []
+    seen, made = inner, low.made_by.get(inner.id)
+    while made is not None and made.kind == "layout":
+        chain.append((seen, made))
+        seen, made = made.args[0], low.made_by.get(made.args[0].id)
+    if made is None or made.body != "add" or inner.shape != result.shape:
+        return
+    names = [n for t in (seen, *(t for t, _ in chain)) for n in low.nodes_of.get(t.id, ())]
+    if any(low.readers[n] > 1 for n in names):
+        return
+
+    def rearranged(term: Tensor) -> Tensor:
+        term = low.broadcast_to(term, seen.shape)
+        for tensor, how in reversed(chain):
+            term = low.layout(term, tensor.shape, how.ties, how.broadcast)
+        return term
+
+    terms = [rearranged(a) for a in made.args]
+    iters = [axis(n, "p", d, a0=d, a1=d) for d, n in enumerate(result.shape)]
+    for first, last in (terms, terms[::-1]):
+        part = low.pointwise("add", "add", [x, first], result.dtype, commutative=True)
+        if part.shape != result.shape:
+            continue
+        for args in ([part, last], [last, part]):
+            form = low.form("add", "add", args, iters, result)
+            if form is not None:
+                low.base.add("regrouped", form, low.op_of[result.id])
 
 
 def _shifted_range(low: Lowering, x: Any, y: Any, factor: Fraction, dtype: str) -> Tensor | None:
