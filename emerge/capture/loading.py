@@ -230,7 +230,7 @@ def mesh_factors(holders: Sequence[int], mesh: Mapping[str, int]) -> list[str] |
     if prod(sizes) != len(holders):
         return None
     terms: list[tuple[int, str]] = []
-    for i, (axis, size) in enumerate(zip(axes, sizes)):
+    for i, size in enumerate(sizes):
         step = prod(sizes[i + 1 :])
         along = [holders[k * step] for k in range(size)]
         stride = next((k for k, h in enumerate(along) if h), 0)  # neighbours closer than this hold the same block
