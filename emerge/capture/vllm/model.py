@@ -48,7 +48,8 @@ def capture_vllm(
     reference = make_model(HFSpec(spec.architecture, dict(spec.config), attention="eager"), "float32")
     weights = Checkpoints(reference, dtype)
     coded, plain = list(weights.coded()), weights.random()
-    graphs, loaded, places = [], [], {}
+    graphs, loaded = [], []
+    places: dict[str, str] = {}
     for rank in chosen:
         if progress is not None and spec.tp_size > 1:
             progress(f"{name}: rank {rank} of {spec.tp_size}")
@@ -222,5 +223,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "unknown"
-
-

@@ -101,14 +101,18 @@ def _rewrite(graph: Graph, item: Input, dim: int, size: int, box: Box, place: st
         names.add(found)
         return found
 
+    if place is not None:
+        graph.stacks.append([place])
+    stack = len(graph.stacks) - 1 if place is not None else None
     local = list(item.shape)
     content = [b - a for a, b in box.local]
     module = (item.label or "").rpartition(".")[0] or None
 
     def node(suffix: str, op: str, args: list[Arg], kwargs: dict[str, Arg], shape: list[Any]) -> Node:
         return Node(
-            name(suffix), op, args, kwargs, item.dtype, tuple(shape), source=place, code="load_weights", module=module
-        )
+            name(suffix), op, args, kwargs, item.dtype, tuple(shape), source=place, code="load_weights", module=module,
+            stack=stack,
+        )  # fmt: skip
 
     gap: list[Arg] = [*content]
     gap[dim] = size - content[dim]
