@@ -296,7 +296,8 @@ class _Builder:
             ) from None
         if len(families) != 1 or {leaf.rank for leaf in entry.dist} != set(range(self.mesh.ranks)):
             raise RelationError(
-                f"an alignment of {entry.seq!r} needs one tensor of every rank, of one type; correct 'dist'", entry.place
+                f"an alignment of {entry.seq!r} needs one tensor of every rank, of one type; correct 'dist'",
+                entry.place,
             )
         assert entry.alignment is not None
         return alignment_statement(

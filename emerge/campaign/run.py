@@ -13,6 +13,7 @@ from emerge.campaign.admission import law_levels
 from emerge.campaign.build import Prepared, prepare
 from emerge.campaign.config import PairSpec
 from emerge.campaign.counterexample import save_counterexample
+from emerge.campaign.weights import weight_findings
 from emerge.capture.source import SourceSpec, describe
 from emerge.graph.model import Graph
 from emerge.relate.derive import Derivation, Problem, derive
@@ -149,6 +150,11 @@ def _describe(result: PairResult, prepared: Prepared) -> None:
     result.outputs_not_claimed = prepared.outputs_not_claimed
     result.unmatched = prepared.unmatched
     result.stats = prepared.stats
+    reference, implementation = prepared.problem.reference.graphs, prepared.problem.implementation.graphs
+    for entry in (e for g in (*reference, *implementation) for e in g.extra.get("substitutions") or ()):
+        if entry not in result.substitutions:
+            result.substitutions.append(entry)
+    result.findings += weight_findings(reference, implementation)
     for problem in prepared.graph_problems:
         result.findings.append(
             Finding("RANKS_DISAGREE", "note" if result.verdict == "EQUIVALENT" else "warning", problem)

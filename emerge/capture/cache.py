@@ -90,6 +90,7 @@ def _versions(spec: SourceSpec) -> Any:
 
     if spec.python_env is not None:  # the listing of its packages changes whenever one is installed or replaced
         root = Path(spec.base) / spec.python_env
+        root = root.parent.parent if root.is_file() else root  # the interpreter itself may be named
         return sorted(str(p.relative_to(root)) for p in root.glob("lib*/python*/site-packages/*.dist-info"))
     out = {"python": sys.version}
     for name in _PACKAGES:

@@ -191,7 +191,7 @@ class _Session:
         }
         for label, tensor in module.named_parameters(remove_duplicate=False):
             self._bind_input(label, tensor)
-        plain = []
+        plain: list[tuple[str, Any]] = []
         for label, tensor in module.named_buffers(remove_duplicate=False):
             if label in transient:
                 if not any(known is tensor for _, known in plain):
