@@ -109,7 +109,12 @@ def _load(source: Path | SourceSpec | list[Graph]) -> list[Graph]:
         return source
     if isinstance(source, Path):
         return load_side(source)
-    return load_spec(source, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    return load_spec(source, progress=tell)
+
+
+def tell(line: str) -> None:
+    """A line of progress on standard error."""
+    print(f"  {line}", file=sys.stderr, flush=True)
 
 
 def _mesh(spec: PairSpec, ranks: list[Graph]) -> Mesh:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from emerge.campaign.admission import law_levels
-from emerge.campaign.build import Prepared, prepare
+from emerge.campaign.build import Prepared, prepare, tell
 from emerge.campaign.config import PairSpec
 from emerge.campaign.counterexample import save_counterexample
 from emerge.capture.source import SourceSpec, describe
@@ -104,6 +104,8 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
     try:
         if left() == 0.0:
             raise BudgetExceeded(f"the budget of {seconds:g} s was spent on reading the graphs")
+        if any(isinstance(s, SourceSpec) for s in (spec.reference, spec.implementation)):
+            tell(f"{spec.id}: deriving alignments")
         derivation = derive(prepared.problem, engine=engine, rules=tuple(spec.rules), log=True, timeout=left())
         refuter = _timed(execution_refuter(seed, memory_gb, left, spec.rules), executed)
         result = decide(
@@ -149,6 +151,10 @@ def _describe(result: PairResult, prepared: Prepared) -> None:
     result.outputs_not_claimed = prepared.outputs_not_claimed
     result.unmatched = prepared.unmatched
     result.stats = prepared.stats
+    named = prepared.problem.reference.graphs[0]
+    labels = dict(zip(named.outputs, named.extra.get("output_labels") or []))
+    for output in result.outputs:
+        output.label = labels.get(output.reference)
     for problem in prepared.graph_problems:
         result.findings.append(
             Finding("RANKS_DISAGREE", "note" if result.verdict == "EQUIVALENT" else "warning", problem)
