@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from emerge.campaign.config import PairSpec, RelationSpec
-from emerge.capture.relations import placement_relations
+from emerge.capture.relations import CaptureRelations, by_label, placement_relations
 from emerge.capture.source import SourceSpec, load_spec
 from emerge.facts.families import FamilyGraph, FamilyInput, mesh_from, zip_families
 from emerge.facts.mesh import Mesh
@@ -417,14 +417,9 @@ class _Builder:
 
     def auto(self) -> list[Statement]:
         """Relations from recorded placements, else from names and shapes where one contiguous block reading fits."""
-        out: list[Statement] = []
-        placed: set[str] = set()
-        reference, ranks = self.reference.graph.graphs[0], self.implementation.graph.graphs
-        if any(i.placement is not None for g in ranks for i in g.inputs):
-            found = placement_relations(reference, ranks)
-            entries = [e for e in found.inputs if found.origins.get(e.place.removeprefix("capture: ")) == "placement"]
-            out += [replace(s, origin="placement") for s in self.entries(entries)]
-            placed = {e.seq for e in entries}
+        found = self.placements()
+        out = self.placed(found)
+        placed = {s.reference.name for s in out}
         by_name = {i.name: i for i in self.implementation.inputs()}
         for inp in self.reference.inputs():
             if inp.const is not None or inp.name in placed:
@@ -434,11 +429,9 @@ class _Builder:
                 continue
             label = inp.label or inp.name
             s, d = self.reference.spec(inp.name), self.implementation.spec(partner.name)
-            placements = _placements(partner, self.mesh)
-            if placements is not None:
-                place = f"placement of {partner.name!r}"
-                text = placements_text(placements, s.shape, self.mesh, place)
-                out.append(alignment_statement(text, s, d, self.mesh, origin="placement", place=place))
+            if partner.placement is not None:
+                why = found.open.get(label, "its placement says nothing")
+                self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
                 continue
             if len(partner.ranks) != self.mesh.ranks:
                 why = f"its type or presence differs between ranks (found on {list(partner.ranks)})"
@@ -447,10 +440,31 @@ class _Builder:
             self.keep(default_reading("relations", label, s, d, self.mesh, most=None, origin="name"), out)
         for inp in self.reference.inputs():
             named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
-            if named is None and inp.const is None and inp.name not in placed:
+            if named is None and inp.const is None:
                 why = "the capture has no label for it"
                 self.ambiguities.append(Ambiguity("relations", inp.name, "?", (), why))
         return out
+
+    def placements(self) -> CaptureRelations:
+        """What the captures recorded about where tensors lie."""
+        ranks = self.implementation.graph.graphs
+        if all(i.placement is None for g in ranks for i in g.inputs):
+            return CaptureRelations()
+        return placement_relations(self.reference.graph.graphs[0], ranks, self.mesh.axes)
+
+    def placed(self, found: CaptureRelations) -> list[Statement]:
+        """Statements from recorded placements; a parameter shared under two labels may be two tensors over there."""
+        ref, imp = by_label(self.reference.graph.graphs[0]), by_label(self.implementation.graph.graphs[0])
+        out: dict[tuple[str, str], Statement] = {}
+        for label, text in found.texts.items():
+            name = self.implementation.graph.family_of(0, imp[label].name)
+            key = (ref[label].name, name)
+            if key not in out:
+                out[key] = alignment_statement(
+                    canonical_text(text, self.mesh), self.reference.spec(key[0]), self.implementation.spec(name),
+                    self.mesh, origin="placement", place=f"capture: {label}",
+                )  # fmt: skip
+        return list(out.values())
 
     def partner(self, inp: FamilyInput, by_name: dict[str, FamilyInput]) -> FamilyInput | None:
         """The implementation input of the same label, or of the same telling name."""
@@ -466,18 +480,3 @@ class _Builder:
         if _POSITIONAL.fullmatch(name):
             return None
         return by_name.get(name)
-
-
-def _placements(inp: FamilyInput, mesh: Mesh) -> dict[str, str] | None:
-    """Placements recorded by the capture: one term per mesh axis, as a list or by name."""
-    recorded = inp.placement
-    if recorded is None:
-        return None
-    if isinstance(recorded, dict):
-        return {str(a): str(p) for a, p in recorded.items()}
-    if isinstance(recorded, list) and len(recorded) == len(mesh.names):
-        return {a: str(p) for a, p in zip(mesh.names, recorded)}
-    raise RelationError(
-        f"the recorded placement {recorded!r} of {inp.name!r} does not fit the mesh {mesh.axes}; "
-        "expected one term per mesh axis, capture the graph again",
-    )
