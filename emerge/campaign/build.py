@@ -460,10 +460,11 @@ class _Builder:
             name = self.implementation.graph.family_of(0, imp[label].name)
             key = (ref[label].name, name)
             if key not in out:
-                out[key] = alignment_statement(
-                    canonical_text(text, self.mesh), self.reference.spec(key[0]), self.implementation.spec(name),
+                made = alignment_statement(
+                    text, self.reference.spec(key[0]), self.implementation.spec(name),
                     self.mesh, origin="placement", place=f"capture: {label}",
                 )  # fmt: skip
+                out[key] = replace(made, text=canonical_text(text, self.mesh))
         return list(out.values())
 
     def partner(self, inp: FamilyInput, by_name: dict[str, FamilyInput]) -> FamilyInput | None:
