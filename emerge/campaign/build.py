@@ -421,11 +421,17 @@ class _Builder:
         out = self.placed(found)
         placed = {s.reference.name for s in out}
         by_name = {i.name: i for i in self.implementation.inputs()}
+        undecided: dict[str, Ambiguity | None] = {}
         for inp in self.reference.inputs():
             if inp.const is not None or inp.name in placed:
                 continue
+            before = len(self.ambiguities)
             partner = self.partner(inp, by_name)
             if partner is None:
+                named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
+                why = "the capture has no label for it"
+                undecided[inp.name] = None if named else Ambiguity("relations", inp.name, "?", (), why)
+                undecided[inp.name] = self.ambiguities.pop() if len(self.ambiguities) > before else undecided[inp.name]
                 continue
             label = inp.label or inp.name
             s, d = self.reference.spec(inp.name), self.implementation.spec(partner.name)
@@ -437,13 +443,43 @@ class _Builder:
                 why = f"its type or presence differs between ranks (found on {list(partner.ranks)})"
                 self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
                 continue
-            self.keep(default_reading("relations", label, s, d, self.mesh, most=None, origin="name"), out)
-        for inp in self.reference.inputs():
-            named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
-            if named is None and inp.const is None:
-                why = "the capture has no label for it"
-                self.ambiguities.append(Ambiguity("relations", inp.name, "?", (), why))
-        return out
+            reading = default_reading("relations", label, s, d, self.mesh, most=None, origin="name")
+            if isinstance(reading, Ambiguity):
+                undecided[inp.name] = reading
+            else:
+                out.append(reading)
+        return out + self.by_values(undecided, {s.implementation.name for s in out})
+
+    def by_values(self, undecided: dict[str, Ambiguity | None], related: set[str]) -> list[Statement]:
+        """Relations from the values of weights, where both captures carry them; what stays open is noted."""
+        graphs = self.implementation.graph.graphs
+        kept = [{i.name: i.values for i in g.inputs if i.values is not None} for g in graphs]
+        reference = {
+            i.name: i.values
+            for i in self.reference.graph.graphs[0].inputs
+            if i.name in undecided and i.values is not None
+        }
+        implementation = {
+            f.name: [kept[rank][name] for rank, name in sorted(f.members.items())]
+            for f in self.implementation.inputs()
+            if f.name not in related and f.const is None and all(n in kept[r] for r, n in f.members.items())
+        }
+        decided: list[Statement] = []
+        if reference and implementation:
+            from emerge.relate.by_values import value_statements
+
+            decided, doubtful = value_statements(reference, implementation, self.mesh)
+            labels = {
+                i.name: i.label or i.name for side in (self.reference, self.implementation) for i in side.inputs()
+            }
+            for name, statements in doubtful.items():
+                lines = [_line_of(s, labels) for s in statements]
+                why = "the values of weights fit several ways"
+                others = ", ".join(sorted({s.implementation.name for s in statements}))
+                undecided[name] = Ambiguity("relations", labels[name], others, tuple(lines), why)
+        settled = {s.reference.name for s in decided}
+        self.ambiguities += [a for name, a in undecided.items() if a is not None and name not in settled]
+        return decided
 
     def placements(self) -> CaptureRelations:
         """What the captures recorded about where tensors lie."""
@@ -481,3 +517,9 @@ class _Builder:
         if _POSITIONAL.fullmatch(name):
             return None
         return by_name.get(name)
+
+
+def _line_of(statement: Statement, labels: dict[str, str]) -> str:
+    """A statement as an entry under ``relations:``."""
+    left, right = (replace(p, name=labels.get(p.name, p.name)) for p in (statement.reference, statement.implementation))
+    return f'"{left}": {{of: "{right}", is: "{statement.text}"}}'

@@ -3,7 +3,7 @@
     hf: {architecture: LlamaForCausalLM, config: {...}, tp_size: 2}     inputs: {batch: 2, seq: 16}
     python: "package.module:function"                                   ranks: all
     pt2: model.pt2
-    any of them with   mode: eval|train   fake: true|false   python_env: DIR
+    any of them with   mode: eval|train   fake: true|false   python_env: DIR;   hf also with   weights: DIR
 
 As strings: ``python:package.module:function``, ``hf:config.json`` (a local config file), ``model.pt2``, or the path of
 graph files. A ``python:`` function is called as ``function()`` for a sequential program and ``function(mesh, rank)``
@@ -39,6 +39,7 @@ _TYPES: dict[str, tuple[type, str]] = {
     "mesh": (Mapping, "axes with sizes"),
     "fake": (bool, "true or false"),
     "python_env": (str, "a folder"),
+    "weights": (str, "a folder of safetensors files"),
     "mode": (str, "eval or train"),
 }
 
@@ -51,6 +52,7 @@ class SourceSpec:
         kind: ``hf``, ``python``, ``pt2`` or ``graph``. target: what follows the kind.
         inputs: sizes of example inputs (hf). args: keyword arguments of a ``python:`` function.
         mesh: device axes of a parallel program. ranks: ``all`` or a list.
+        weights: folder of local safetensors files of an ``hf`` model.
         fake: run without data; None decides by the size of the model (hf) and is False otherwise.
         base: folder that relative paths and ``python:`` modules are looked up in.
     """
@@ -65,6 +67,7 @@ class SourceSpec:
     fake: bool | None = None
     python_env: str | None = None
     name: str | None = None
+    weights: str | None = None
     base: str = "."
     trust: bool = False
 
@@ -111,7 +114,7 @@ def parse_spec(
         )
     given = {
         k: spec[k]
-        for k in ("inputs", "args", "mesh", "ranks", "mode", "fake", "python_env", "name")
+        for k in ("inputs", "args", "mesh", "ranks", "mode", "fake", "python_env", "name", "weights")
         if spec.get(k) is not None
     }
     for key, (kind_of, word) in _TYPES.items():
@@ -125,6 +128,10 @@ def parse_spec(
         trust=trust,
         **plain,
     )
+    if out.weights is not None and out.kind != "hf":
+        raise CaptureError(
+            f"'weights' goes with hf:, found it beside {out.kind}:; load them in the program itself", "source"
+        )
     if mesh and not out.mesh:
         out.mesh = dict(mesh)
     if isinstance(out.target, Mapping):
@@ -218,6 +225,8 @@ def _capture_hf(spec: SourceSpec, progress: Progress, files: set[str]) -> list[G
     if "config_file" in target:
         target = _with_config_file(target, spec.base, files)
     model = HFSpec.from_mapping(target, spec.inputs)
+    if spec.weights is not None:
+        model.weights = Path(spec.base) / spec.weights
     fake = spec.fake if spec.fake is not None else _parameters(model) > FAKE_ABOVE
     return capture_hf(
         model, name=spec.name, mode=spec.mode, fake=fake, ranks=spec.ranks, progress=progress, files=files
