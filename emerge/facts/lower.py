@@ -201,6 +201,7 @@ class Lowering:
         self.view_of: dict[int, Tensor] = {}
         self.permute_of: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
+        self.gather_of: dict[int, tuple[Tensor, int, tuple[Block, ...]]] = {}
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
         self.input_ids: dict[str, int] = {}
