@@ -107,10 +107,11 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
         if any(isinstance(s, SourceSpec) for s in (spec.reference, spec.implementation)):
             tell(f"{spec.id}: deriving alignments")
         derivation = derive(prepared.problem, engine=engine, rules=tuple(spec.rules), log=True, timeout=left())
+        problem = prepared.problem
+        if len(derivation.proved()) < len(derivation.claims):
+            problem, derivation = _with_constants(problem, derivation, engine, spec.rules, left)
         refuter = _timed(execution_refuter(seed, memory_gb, left, spec.rules), executed)
-        result = decide(
-            prepared.problem, derivation, refuter, levels=levels, ambiguities=prepared.ambiguities, seed=seed
-        )
+        result = decide(problem, derivation, refuter, levels=levels, ambiguities=prepared.ambiguities, seed=seed)
     except BudgetExceeded as e:
         result = PairResult(verdict=UNKNOWN, reason=str(e))
     _describe(result, prepared)
@@ -123,6 +124,22 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
         save_counterexample(result, spec.id, options.out)
     result.payload = None
     return result
+
+
+def _with_constants(
+    problem: Problem, derivation: Derivation, engine: str, rules: Sequence[Path], left: Callable[[], float | None]
+) -> tuple[Problem, Derivation]:
+    """The derivation again, with constants that were executed on both sides and have equal bits."""
+    try:
+        from emerge.execute.equal_constants import with_constants
+    except ImportError:
+        return problem, derivation
+    more = with_constants(problem, derivation)
+    if more is None:
+        return problem, derivation
+    again = derive(more, engine=engine, rules=tuple(rules), log=True, timeout=left())
+    again.seconds = {k: v + derivation.seconds.get(k, 0.0) for k, v in again.seconds.items()}
+    return more, again
 
 
 def sources(spec: PairSpec) -> dict[str, str]:

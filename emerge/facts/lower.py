@@ -213,6 +213,8 @@ class Lowering:
         self.made_by: dict[int, Made] = {}
         self.layout_node: dict[int, str] = {}
         self.flat_views: frozenset[str] = frozenset()
+        #: Constants that were executed and are lower triangles of True (or of 0 above -inf): causal masks.
+        self.causal_masks: frozenset[str] = frozenset()
         self._memo: dict[Any, Tensor] = {}
         self._bodies: set[str] = set()
 

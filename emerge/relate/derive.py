@@ -43,6 +43,7 @@ class Problem:
 
     Attributes:
         inputs: what is given. outputs: what is claimed.
+        causal_masks: per side, constants that were executed and are causal masks.
     """
 
     reference: FamilyGraph
@@ -50,6 +51,7 @@ class Problem:
     mesh: Mesh
     inputs: list[Statement]
     outputs: list[Statement]
+    causal_masks: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
 @dataclass
@@ -105,6 +107,7 @@ def lower_problem(
     ref = Lowering(base, REFERENCE, Mesh({}), described)
     imp = Lowering(base, IMPLEMENTATION, problem.mesh, described)
     ref.flat_views, imp.flat_views = flat_views
+    ref.causal_masks, imp.causal_masks = problem.causal_masks
     ref.lower(problem.reference)
     imp.lower(problem.implementation)
     for axis, size in enumerate(problem.mesh.sizes):
