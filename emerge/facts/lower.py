@@ -246,6 +246,7 @@ class Lowering:
         self.view_of: dict[int, Tensor] = {}
         self.permute_of: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
+        self.gather_of: dict[int, tuple[Tensor, int, tuple[Block, ...]]] = {}
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
         self.recipes: dict[int, Recipe] = {}
@@ -265,6 +266,8 @@ class Lowering:
         self.made_by: dict[int, Made] = {}
         self.layout_node: dict[int, str] = {}
         self.flat_views: frozenset[str] = frozenset()
+        #: Constants that were executed and are lower triangles of True (or of 0 above -inf): causal masks.
+        self.causal_masks: frozenset[str] = frozenset()
         self._memo: dict[Any, Tensor] = {}
         self._bodies: set[str] = set()
 

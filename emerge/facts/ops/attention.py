@@ -75,9 +75,13 @@ def _refuse_dropout(a: dict[str, Any]) -> None:
 
 
 def _fused(low: Lowering, a: dict[str, Any], dtype: str) -> Tensor:
-    """Attention from named arguments."""
+    """Attention from named arguments; a mask that is known to be the causal one is the causal flag."""
     _refuse_dropout(a)
     mask, causal = a.get("attn_mask"), bool(a.get("is_causal"))
+    if isinstance(mask, Tensor) and low.causal_masks.intersection(low.nodes_of.get(mask.id, ())):
+        result = sdpa(low, a["query"], a["key"], a["value"], None, True, a.get("scale"), dtype)
+        low.assume("equal_constants", result, "its mask is a constant, executed here, and the causal one")
+        return result
     return sdpa(low, a["query"], a["key"], a["value"], mask, causal, a.get("scale"), dtype)
 
 

@@ -11,7 +11,8 @@ from math import prod
 from typing import Any
 
 from emerge.facts.families import FamilyNode, RankVector
-from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
+from emerge.facts.lower import Iter, Lowering, Made, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
+from emerge.facts.ops.collective import all_gather
 from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
 from emerge.graph.model import DType, is_floating
 
@@ -298,7 +299,9 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
             return None
         _, ov, da, oa, n = max(own, key=lambda t: t[1])
         outermost = oa * n == arg.shape[da] and ov * n == x.shape[d]
-        if not outermost or start % ov or stop % ov or (oa > 1 and ov > 1):
+        if not outermost:
+            return _slice_gathered(low, made, shape, d, start, stop)
+        if start % ov or stop % ov or (oa > 1 and ov > 1):
             return None
         inner = slice_plain(low, arg, da, start // ov * oa, stop // ov * oa, 1)
         ties = [(*t[:4], size // ov) if t[0] == d and t[1] == ov else t for t in made.ties]
@@ -312,6 +315,26 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
                 return None  # concatenated along another dimension
             offset += part.shape[d]
     return None
+
+
+def _slice_gathered(low: Lowering, made: Made, shape: list[int], d: int, start: int, stop: int) -> Tensor | None:
+    """A slice of every rank's contribution to a gather: the slice gathered. None where ``d`` is not one contribution.
+
+    FSDP gathers the shards of all parameters of a module in one flat buffer, and takes them apart again like this.
+    """
+    gathered = low.gather_of.get(made.args[0].id)
+    own = [t for t in made.ties if t[0] == d]
+    if gathered is None or len(own) != 1:
+        return None
+    x, e, blocks = gathered
+    n, size = x.shape[e], stop - start
+    if own[0][1:] != (1, e, 1, n) or any(t[2] == e and t[3] % n for t in made.ties if t is not own[0]):
+        return None
+    inner = all_gather(low, slice_plain(low, x, e, start, stop, 1), e, blocks)
+    ties = [
+        (*own[0][:4], size) if t is own[0] else (*t[:3], t[3] // n * size, t[4]) if t[2] == e else t for t in made.ties
+    ]
+    return low.layout(inner, shape, ties, made.broadcast)
 
 
 def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, result: Tensor) -> None:
