@@ -17,7 +17,7 @@ def weight_findings(reference: Sequence[Graph], implementation: Sequence[Graph])
     out: list[Finding] = []
     used = {label for g in reference for label in used_labels(g)}
     dropped: dict[str, list[Any]] = {}
-    listed: dict[str, dict[str, None]] = {"not_used": {}, "never_loaded": {}}
+    listed: dict[str, list[dict[str, None]]] = {"not_used": [], "never_loaded": []}
     for graph in implementation:
         weights = graph.extra.get("weights")
         if not isinstance(weights, dict):
@@ -25,8 +25,8 @@ def weight_findings(reference: Sequence[Graph], implementation: Sequence[Graph])
         if not dropped:
             for box in weights.get("dropped") or ():
                 dropped.setdefault(str(box["of"]), []).append(box["at"])
-        for key, labels in listed.items():
-            labels.update(dict.fromkeys(map(str, weights.get(key) or ())))
+        for key, per_rank in listed.items():
+            per_rank.append(dict.fromkeys(map(str, weights.get(key) or ())))
     for label, boxes in dropped.items():
         parts = "; ".join("[" + ", ".join(f"{a}:{b}" for a, b in box) + "]" for box in boxes[:3])
         severity = "warning" if label in used else "note"
@@ -38,11 +38,13 @@ def weight_findings(reference: Sequence[Graph], implementation: Sequence[Graph])
                 hint="a flag of the config that only one side knows, or a name that the loader skips",
             )
         )
-    for label in listed["not_used"]:
+    # one rank may well hold what another one uses: a bias that the first rank adds, a vocabulary's last rows
+    everywhere = {key: [w for w in ranks[0] if all(w in r for r in ranks)] if ranks else [] for key, ranks in listed.items()}
+    for label in everywhere["not_used"]:
         severity = "warning" if label in used else "note"
         message = f"the implementation loads {label!r}, and no result depends on it"
         out.append(Finding("WEIGHT_NOT_USED", severity, message))
-    for label in listed["never_loaded"]:
+    for label in everywhere["never_loaded"]:
         message = f"no weight of the reference reaches the implementation's parameter {label!r}"
         out.append(Finding("WEIGHT_NOT_LOADED", "warning", message))
     return out
