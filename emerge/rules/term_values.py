@@ -22,6 +22,9 @@ RELATIVE = 1e-9
 #: Bodies that pass errors on in proportion, however large.
 _LINEAR = {"add", "sub", "addc", "mulc", "scale", "divc", "neg", "mul", "square", "where", "keep", "fill", "fill0", "cast",
            "maximum", "minimum", "abs", "relu"}  # fmt: skip
+#: Bodies that give 0 for operands other than 0 only because float64 has no smaller numbers.
+_UNDERFLOWING = {"mul", "div", "mulc", "divc", "cdiv", "square", "powc", "pow", "cpow", "exp", "exp2", "reciprocal", "rsqrt",
+                 "sigmoid", "silu", "mish", "gelu", "softplus", "log_sigmoid"}  # fmt: skip
 #: Relative step by which operands are moved to see how errors grow.
 STEP = 1e-7
 #: Bodies whose argument must be well known.
@@ -245,13 +248,10 @@ def pointwise(body: str, args: Sequence[Value]) -> Value:
         for a in args:
             undefined = undefined | a.undefined
             unsure = unsure | a.unsure
-    legitimate = (numbers[0] == 0) if kind.startswith("log") else (numbers[0] == -1) & (kind == "log1p")
+    legitimate = (numbers[0] == (-1 if kind == "log1p" else 0)) & (kind in ("log", "log2", "log1p"))
     unsure = unsure | (torch.isinf(value) & finite & ~undefined & ~legitimate)
-    if kind not in ("add", "sub", "addc") and kind not in ("floor", "trunc", "round", "sign", "relu"):
-        truth = kind in _TRUTH or (kind.endswith("c") and kind[:-1] in _TRUTH)
-        if not truth and kind not in ("where", "keep", "fill", "fill0", "remainder", "fmod", "floor_divide", "maximum",
-                                      "minimum", "log", "log2"):  # fmt: skip
-            unsure = unsure | ((value.abs() < TINY) & finite & ~zero & ~undefined)
+    if kind in _UNDERFLOWING and not (kind == "mulc" and not Fraction(body.split("#")[1])):
+        unsure = unsure | ((value.abs() < TINY) & finite & ~zero & ~undefined)
     if kind in _PERIODIC or kind in ("remainder", "fmod", "floor_divide", "floor", "round", "trunc", "ceil"):
         unsure = unsure | ((numbers[0].abs() > PERIODIC_LIMIT) & finite)
     size, known = _error_size(body, args, value)

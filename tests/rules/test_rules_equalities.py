@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from emerge.rules import api, certificates
 from emerge.rules.certify import Refusal
 from emerge.rules.equalities import EqualityCertificate, certify_rule
 from emerge.rules.equality_proof import prove
-from emerge.util.errors import RuleError
+from emerge.util.errors import EmergeError, RuleError
 
 pytest.importorskip("egglog")
 
@@ -224,3 +225,46 @@ def test_name_of_a_law(tmp_path: Path) -> None:
     path = written(tmp_path, '(rewrite (Map1 "log" (Map1 "exp" x)) x)', "equal-reference")
     with pytest.raises(RuleError, match="name of a law"):
         api.equality_rules([path], ["equal-reference"])
+
+
+STORY = """; Our own functions.
+
+; @meaning log(exp(x)) = x
+(rewrite (Map1 "log" (Map1 "exp" x)) x :ruleset algebra :name "log-of-exp")
+"""
+
+
+def test_story_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown without the rule, equivalent with it, which the report names; a wrong rule is refused with a counterexample."""
+    import torch
+
+    import emerge
+
+    monkeypatch.setattr("emerge.rules.api._loaded", lambda files: (None, {}))  # the laws of datalog/ are not at issue here
+
+    def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.log(torch.exp(x)) * y
+
+    def implementation(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+
+    def compare(rules: list[Path]) -> Any:
+        return emerge.compare(reference, implementation, inputs=(x, y), relations="auto", rules=rules)
+
+    assert compare([]).verdict == "UNKNOWN"
+    path = tmp_path / "mine.egg"
+    path.write_text(STORY)
+    found = compare([path])
+    assert found.verdict == "EQUIVALENT"
+    assert found.rules_used["log-of-exp"] > 0
+    assert found.rules_used["equal-reference"] > 0
+    assert found.evidence in ("proved", "tested")
+    assert found.seconds["egglog"] > 0
+    path.write_text(STORY.replace('"log" (Map1 "exp" x)', '"exp" (Map1 "log" x)'))
+    with pytest.raises(EmergeError) as caught:
+        compare([path])
+    assert "'log-of-exp' is refused" in str(caught.value)
+    assert "undefined" in str(caught.value)
+    assert "mine.egg:4" in str(caught.value)
