@@ -285,7 +285,9 @@ def admit(extra: Sequence[Path | str] = (), trust: Sequence[str] = ()) -> dict[s
     rules = equality_rules(extra, laws)
     unknown = [t for t in trust if t not in laws and t not in rules]
     if unknown:
-        raise RuleError(f"'trust' names {unknown[0]!r}, which is no law; known are {', '.join(sorted({*laws, *rules}))}")
+        raise RuleError(
+            f"'trust' names {unknown[0]!r}, which is no law; known are {', '.join(sorted({*laws, *rules}))}"
+        )
     shipped, refuted = certificates.read_shipped(), certificates.read_refuted()
     levels = _admit_equalities(rules, trust, refuted)
     open_laws: list[Law] = []
@@ -309,7 +311,9 @@ def _uncertified(
 ) -> str:
     """Evidence of a shipped law or rule without a certificate: ``assumed`` where it is trusted."""
     if refuted.get(law.name, ("", ""))[0] == law.hash:
-        raise RuleError(f"the shipped law '{law.name}' was found false: it {_sentence(refuted[law.name][1])}", law.place)
+        raise RuleError(
+            f"the shipped law '{law.name}' was found false: it {_sentence(refuted[law.name][1])}", law.place
+        )
     if law.name in trust:
         return "assumed"
     changed = "has changed since it was certified" if stale else "has no certificate"

@@ -82,7 +82,9 @@ def evaluate(op: str, args: Sequence[Any]) -> Value:
     try:
         return _evaluate(op, args)
     except (IndexError, ValueError, RuntimeError, TypeError, ZeroDivisionError, OverflowError) as exc:
-        raise NoValue(f"({op} ...) has no value: {str(exc).splitlines()[0] if str(exc) else type(exc).__name__}") from None
+        raise NoValue(
+            f"({op} ...) has no value: {str(exc).splitlines()[0] if str(exc) else type(exc).__name__}"
+        ) from None
 
 
 def _evaluate(op: str, args: Sequence[Any]) -> Value:
@@ -162,7 +164,9 @@ def _function(body: str) -> Callable[..., Any]:
         opaque: dict[int, Callable[..., Any]] = {
             1: lambda x: torch.sin(1.3 * x.clamp(-50, 50) + 0.7) + 0.1 * x.clamp(-1e6, 1e6),
             2: lambda x, y: torch.cos(x.clamp(-50, 50) - 2.1) * 1.7 + 0.3 * y.clamp(-1e6, 1e6),
-            3: lambda x, y, z: torch.cos(x.clamp(-50, 50) - 2.1) + 0.3 * y.clamp(-1e6, 1e6) - torch.sin(z.clamp(-50, 50)),
+            3: lambda x, y, z: (
+                torch.cos(x.clamp(-50, 50) - 2.1) + 0.3 * y.clamp(-1e6, 1e6) - torch.sin(z.clamp(-50, 50))
+            ),
         }
         return opaque[int(attrs[0])]
     if kind in ("not", "and", "or", "xor"):
@@ -289,7 +293,9 @@ def _fold(body: str, role: str, x: Value, dims: Sequence[int], shape: Sequence[i
         raise NoValue(f"a reduction of dimensions {list(dims)} of shape {list(x.shape)}")
     kept = [n for d, n in enumerate(x.shape) if d not in dims]
     if list(shape) != kept:
-        raise NoValue(f"a reduction of dimensions {list(dims)} of shape {list(x.shape)} said to have shape {list(shape)}")
+        raise NoValue(
+            f"a reduction of dimensions {list(dims)} of shape {list(x.shape)} said to have shape {list(shape)}"
+        )
     d = tuple(dims)
     kind, attrs = split_body(body)
     folds: dict[tuple[str, str], Callable[[Any], Any]] = {
