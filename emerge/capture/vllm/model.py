@@ -63,6 +63,11 @@ def capture_vllm(
     if len(chosen) == spec.tp_size:
         write_padding(graphs, weights.numbering, loaded, places)
     lost = dropped(weights.numbering, loaded) if len(chosen) == spec.tp_size else []
+    for key in ("never_loaded", "not_used"):  # of no rank: a bias may be added on rank 0 only
+        first, *others = [graph.extra["weights"][key] for graph in graphs]
+        common = [label for label in first if all(label in other for other in others)]
+        for graph in graphs:
+            graph.extra["weights"][key] = common
     for graph in graphs:
         graph.extra["weights"]["dropped"] = lost
         graph.extra["packed"] = list(spec.seqs)
