@@ -158,6 +158,12 @@ class _Rank:
             loaded = any(b.label is not None for b in boxes)
             if boxes and not loaded and item.name not in used and item.label not in self.parameters:
                 continue  # a buffer that neither the checkpoint nor the program knows, such as kv-cache scales
+            constant = (item.label or "").startswith("const:")
+            if numbers is None and not constant and item.label not in ("input_ids", "positions"):
+                if item.name not in used:
+                    continue
+                note = f"{item.label} is made from other weights after loading; nothing is known about its content"
+                graph.extra.setdefault("capture_notes", []).append(note)
             kept.append(item)
             if not boxes:
                 continue
