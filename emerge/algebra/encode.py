@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from math import prod
 
 from emerge.facts.lower import Lowering, Recipe, Tensor
 from emerge.graph.model import is_floating
@@ -35,8 +36,9 @@ def global_name(tensor: int) -> str:
 def encode(low: Lowering) -> Iterator[str]:
     """Commands that define every tensor of a side, operands first."""
     done: set[int] = set()
+    specs: set[str] = set()
     for tensor in list(tensors(low)):
-        yield from _define(low, tensor, done)
+        yield from _define(low, tensor, done, specs)
     for kernel, composite in low.forms:
         yield f"(union {global_name(kernel.id)} {global_name(composite.id)})"
 
@@ -52,7 +54,17 @@ def tensors(low: Lowering) -> Iterator[Tensor]:
         yield from (kernel, composite)
 
 
-def _define(low: Lowering, tensor: Tensor, done: set[int]) -> Iterator[str]:
+def _free(spec: str) -> Iterator[str]:
+    """Where the dimensions of the operands of a contraction go."""
+    operands, out = spec.split("->")
+    for k, letters in enumerate(operands.split(",")):
+        other = operands.split(",")[1 - k]
+        for d, letter in enumerate(letters):
+            if letter in out and letter not in other:
+                yield f"(free {text(spec)} {k} {d} {out.index(letter)})"
+
+
+def _define(low: Lowering, tensor: Tensor, done: set[int], specs: set[str]) -> Iterator[str]:
     stack = [tensor]
     while stack:
         x = stack[-1]
@@ -71,6 +83,11 @@ def _define(low: Lowering, tensor: Tensor, done: set[int]) -> Iterator[str]:
         done.add(x.id)
         yield f"(let {global_name(x.id)} {term if term is not None else f'(Leaf {x.id})'})"
         yield f"(set (shape {global_name(x.id)}) {dims(x.shape)})"
+        if x.id in low.padding:
+            yield f"(padding {global_name(x.id)})"
+        if recipe is not None and recipe.name == "einsum" and recipe.params[0] not in specs:
+            specs.add(recipe.params[0])
+            yield from _free(recipe.params[0])
 
 
 def _operands(low: Lowering, x: Tensor) -> Sequence[Tensor]:
@@ -102,6 +119,14 @@ def _term(recipe: Recipe, x: Tensor) -> str | None:
         return f"(Fold {text(body)} {text(role)} {a[0]} {dims(reduced)} {dims(x.shape)})"
     if recipe.name == "einsum":
         return f"(Einsum {text(p[0])} {a[0]} {a[1]} {dims(x.shape)})"
+    if recipe.name == "range":
+        return f'(Range "{"float" if is_floating(x.dtype) else "int"}" {p[0]} {p[1]} {p[2]})'
+    if recipe.name == "lookup":
+        table, index = recipe.args
+        if len(index.shape) == 1:
+            return f"(Lookup {a[0]} {a[1]} {p[0]})"
+        flat = f"(View {a[1]} {dims([prod(index.shape)])})"
+        return f"(View (Lookup {a[0]} {flat} {p[0]}) {dims(x.shape)})"
     if recipe.name == "along":
         d, role, body, _ = p
         return f"(Along {text(body)} {text(role)} {a[0]} {d})"

@@ -17,11 +17,14 @@ from emerge.algebra.saturate import Budget, Class, Classes, Node, saturate
 from emerge.facts.base import constant_text
 from emerge.facts.lower import Lowering, Tensor, Unsupported
 from emerge.facts.ops.contraction import einsum
+from emerge.facts.ops.index import lookup, positions
 from emerge.facts.ops.layout import cat, slice_plain, view
 from emerge.facts.ops.reduction import along, reduce
 from emerge.graph.model import is_floating
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or"}
+#: Kind of a body, where it is not the body's name.
+KINDS = {"cast": "convert"}
 TRUTH = {"eq", "ne", "lt", "le", "gt", "ge", "not", "and", "or", "xor", "isnan", "isinf"}
 
 
@@ -126,7 +129,9 @@ class _Builder:
             commutes = body in COMMUTATIVE
             if commutes and operands[0].id > operands[1].id:
                 operands = operands[::-1]  # one of the two orders is enough: the lowering writes the other as a form
-            kind = self.kinds.get(body, body.split("#")[0])
+            kind = self.kinds.get(body, KINDS.get(body.split("#")[0], body.split("#")[0]))
+            if kind == "convert":
+                return low.pointwise(body, kind, operands, body.split("#")[1])
             floating = [t.dtype for t in operands if is_floating(t.dtype)]
             dtype = "bool" if kind in TRUTH or not floating else floating[0]
             return low.pointwise(body, kind, operands, dtype, commutative=commutes)
@@ -152,6 +157,11 @@ class _Builder:
             return reduce(low, x, reduced, False, role, body, self.kinds.get(body, body.split("#")[0]), x.dtype)
         if op == "Einsum":
             return einsum(low, a[0], a[1], a[2], a[1].dtype)
+        if op == "Range":
+            kind, start, step, n = a
+            return positions(low, n, [start] * low.mesh.ranks, step, "float32" if kind == "float" else "int64")
+        if op == "Lookup":
+            return lookup(low, a[0], a[1], a[2])
         if op == "Along":
             body, role, x, d = a
             return along(low, x, d, role, body, self.kinds.get(body, body.split("#")[0]), x.dtype)
@@ -184,7 +194,7 @@ def _all_tensors(low: Lowering) -> dict[int, Tensor]:
 
 def _cheapest(found: Classes, anchored: set[int]) -> dict[int, Node]:
     """For every class without a tensor of the graph, a term of least size all of whose operands can be built."""
-    cost = {number: 0 for number in anchored}
+    cost = dict.fromkeys(anchored, 0)
     chosen: dict[int, Node] = {}
     changed = True
     while changed:

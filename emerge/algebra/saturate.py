@@ -10,12 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from emerge.util.errors import RuleError
+from emerge.algebra.rulefile import LANGUAGE, egg_files, rules_of, shipped_files
 from emerge.util.resources import resource_dir
 
 #: Commands are parsed in pieces: one call needs memory quadratic in its text.
 COMMANDS_PER_CALL = 200
-LANGUAGE = "language.egg"
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,13 @@ class Classes:
 
     Attributes:
         nodes: class -> its terms. named: global variable -> class. fired: rule -> number of matches.
+        shapes: class -> its shape, where asked for.
         rounds, terms: how far it got; ``stopped`` says why it ended early, "" when nothing was left to do.
     """
 
     nodes: dict[int, list[Node]] = field(default_factory=dict)
     named: dict[str, int] = field(default_factory=dict)
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     fired: dict[str, int] = field(default_factory=dict)
     rounds: int = 0
     terms: int = 0
@@ -68,12 +69,7 @@ class Classes:
 @lru_cache(maxsize=8)
 def rule_files(extra: tuple[Path, ...] = ()) -> tuple[Path, ...]:
     """The language, the shipped rules and those of the user, in the order they are read."""
-    base = resource_dir("rules")
-    shipped = sorted(p for p in base.glob("*.egg") if p.name != LANGUAGE)
-    own: list[Path] = []
-    for path in extra:
-        own += sorted(path.glob("**/*.egg")) if path.is_dir() else [path] if path.suffix == ".egg" else []
-    return (base / LANGUAGE, *shipped, *own)
+    return (resource_dir("rules") / LANGUAGE, *shipped_files(), *egg_files(extra))
 
 
 def available() -> bool:
@@ -86,24 +82,27 @@ def available() -> bool:
 
 
 def load(files: Sequence[Path]) -> Any:
-    """An e-graph with the rules of ``files``.
+    """An e-graph with the rules of ``files``; all but the language hold rules only.
 
     Raises:
-        RuleError: a file does not parse, with its place.
+        RuleError: a file does not parse, or holds something that is no rule, with its place.
     """
-    from egglog.bindings import EggSmolError, EGraph
+    from egglog.bindings import EGraph
 
     graph = EGraph()
     for path in files:
-        try:
-            graph.run_program(*graph.parse_program(path.read_text(), path.name))
-        except EggSmolError as exc:
-            raise RuleError(f"expected egglog commands of the algebra, found: {exc}; correct the file", str(path)) from None
+        if path == resource_dir("rules") / LANGUAGE:
+            graph.run_program(*graph.parse_program(path.read_text(encoding="utf-8"), path.name))
+            continue
+        for rule in rules_of(path):
+            graph.run_program(*graph.parse_program(rule.text, path.name))
     return graph
 
 
 def saturate(commands: Iterable[str], files: Sequence[Path], budget: Budget = Budget()) -> Classes:
     """Defines the terms of ``commands`` and applies the rules until nothing changes or the budget is spent."""
+    from egglog.bindings import EggSmolError
+
     started = time.perf_counter()
     graph = load(files)
     lines = list(commands)
@@ -119,7 +118,12 @@ def saturate(commands: Iterable[str], files: Sequence[Path], budget: Budget = Bu
         if time.perf_counter() - started > budget.seconds:
             found.stopped = f"{budget.seconds:g} s"
             break
-        (out,) = graph.run_program(*step)
+        try:
+            (out,) = graph.run_program(*step)
+        except EggSmolError as exc:
+            # a right side without a value: nothing of this round is used
+            return Classes(stopped=f"a rule that failed: {' '.join(str(exc).split())}", rounds=found.rounds,
+                           seconds=time.perf_counter() - started)  # fmt: skip
         report = out.report
         for rule, count in report.num_matches_per_rule.items():
             found.fired[rule.removesuffix("=>").removesuffix("<=")] = found.fired.get(rule, 0) + count
@@ -131,7 +135,7 @@ def saturate(commands: Iterable[str], files: Sequence[Path], budget: Budget = Bu
         if found.terms > most:
             found.stopped = f"{most} terms"
             break
-    _read(graph, found)
+    read(graph, found)
     found.seconds = time.perf_counter() - started
     return found
 
@@ -140,7 +144,8 @@ def _size(graph: Any) -> int:
     return sum(len(f.rows) for f in graph.freeze().functions.values() if f.output_sort == "Value" and not f.is_let_binding)
 
 
-def _read(graph: Any, found: Classes) -> None:
+def read(graph: Any, found: Classes, shapes: bool = False) -> None:
+    """Writes the classes of an e-graph into ``found``."""
     numbers: dict[Any, int] = {}
 
     def number(value: Any) -> int:
@@ -159,6 +164,9 @@ def _read(graph: Any, found: Classes) -> None:
 
     for name, function in graph.freeze().functions.items():
         if function.output_sort != "Value":
+            if shapes and name == "shape":
+                for row in function.rows:
+                    found.shapes[number(row.inputs[0])] = decode(row.output, "Dims")
             continue
         for row in function.rows:
             target = number(row.output)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from emerge.campaign.config import PairSpec, RelationSpec
+from emerge.capture.loading import loading_relations, packed_alignment
 from emerge.capture.relations import placement_relations
 from emerge.capture.source import SourceSpec, load_spec
 from emerge.facts.families import FamilyGraph, FamilyInput, mesh_from, zip_families
@@ -276,10 +277,33 @@ class _Builder:
                 raise RelationError(
                     f"the reference has no tensor {entry.seq!r}; {closest(entry.seq, known)}", entry.place
                 )
+            if entry.kind == "aligned":
+                out.append(self.aligned(entry))
+                continue
             shape = self.reference.types[entry.seq].shape
             found = entry_statements(entry, shape, self.implementation.graph, self.mesh)
             out.extend(replace(s, text=canonical_text(s.text, self.mesh, s.place)) for s in found)
         return out
+
+    def aligned(self, entry: RelationEntry) -> Statement:
+        """The statement of an entry that is written in the notation."""
+        graph = self.implementation.graph
+        try:
+            families = {graph.family_of(leaf.rank, leaf.name) for leaf in entry.dist}
+        except KeyError as exc:
+            raise RelationError(
+                f"names {exc.args[0]!r}, which is not in the implementation; correct the name", entry.place
+            ) from None
+        if len(families) != 1 or {leaf.rank for leaf in entry.dist} != set(range(self.mesh.ranks)):
+            raise RelationError(
+                f"an alignment of {entry.seq!r} needs one tensor of every rank, of one type; correct 'dist'", entry.place
+            )
+        assert entry.alignment is not None
+        return alignment_statement(
+            canonical_text(entry.alignment, self.mesh, entry.place), self.reference.spec(entry.seq),
+            self.implementation.spec(families.pop()), self.mesh, reference_cuts=entry.seq_cuts,
+            implementation_cuts=entry.dist_cuts, place=entry.place,
+        )  # fmt: skip
 
     def claims(self, relations: Relations | None) -> list[Statement]:
         spec = self.spec
@@ -313,6 +337,14 @@ class _Builder:
             if len(family.ranks) != self.mesh.ranks:
                 why = f"its type or presence differs between ranks (found on {list(family.ranks)})"
                 self.ambiguities.append(Ambiguity("outputs", pair.reference, pair.implementation, (), why))
+                continue
+            packed = packed_alignment(
+                self.implementation.graph.graphs[0], self.reference.types[pair.reference].shape,
+                self.implementation.types[pair.implementation].shape,
+            )  # fmt: skip
+            if packed is not None:
+                s, d = self.reference.spec(pair.reference), self.implementation.spec(pair.implementation)
+                out.append(alignment_statement(packed, s, d, self.mesh, origin="given", place=self.spec.place))
                 continue
             found = default_reading(
                 "outputs",
@@ -420,6 +452,11 @@ class _Builder:
             entries = [e for e in found.inputs if found.origins.get(e.place.removeprefix("capture: ")) == "placement"]
             out += [replace(s, origin="placement") for s in self.entries(entries)]
             placed = {e.seq for e in entries}
+        loaded = loading_relations(reference, ranks, self.mesh.axes)
+        out += [replace(s, origin="placement") for s in self.entries(loaded.inputs)]
+        placed |= {e.seq for e in loaded.inputs}
+        for label, why in loaded.open.items():
+            self.ambiguities.append(Ambiguity("relations", label, loaded.partners.get(label, label), (), why))
         by_name = {i.name: i for i in self.implementation.inputs()}
         for inp in self.reference.inputs():
             if inp.const is not None or inp.name in placed:

@@ -29,7 +29,7 @@ LATER = {
     "validate": "validation options",
     "perturb": "perturbed relations",
 }
-SOURCES_LATER = ("vllm", "weights")
+SOURCES_LATER = ("weights",)
 
 _CAMPAIGN_KEYS = ("campaign", "mesh", "engine", "rules", "trust", "fail_on", "seed", "budget", "pairs")
 _PAIR_KEYS = (
@@ -462,8 +462,11 @@ def load_relation_lines(path: Path) -> list[RelationSpec]:
     return relation_lines(data)
 
 
+RULE_SUFFIXES = (".dl", ".egg", ".kernel")
+
+
 def rule_files(paths: Iterable[Path], place: str = "") -> list[Path]:
-    """Rule files behind files and folders (all ``.dl`` and ``.kernel`` files of a folder, sorted).
+    """Rule files behind files and folders (all ``.dl``, ``.egg`` and ``.kernel`` files of a folder, sorted).
 
     Raises:
         ConfigError: a path does not exist, or is no rule file.
@@ -471,14 +474,13 @@ def rule_files(paths: Iterable[Path], place: str = "") -> list[Path]:
     out: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix in (".dl", ".kernel"))
-            out.extend(found)
-            if not found and any(path.rglob("*.egg")):
-                raise ConfigError(f"{str(path)!r} holds .egg rules, which are not in this version; remove it", place)
+            out.extend(sorted(p for p in path.rglob("*") if p.suffix in RULE_SUFFIXES))
         elif not path.exists():
             raise ConfigError(f"the rule path {str(path)!r} does not exist; correct it", place)
-        elif path.suffix in (".dl", ".kernel"):
+        elif path.suffix in RULE_SUFFIXES:
             out.append(path)
         else:
-            raise ConfigError(f"expected a .dl or .kernel file or a folder, found {str(path)!r}; correct the path", place)
+            raise ConfigError(
+                f"expected a .dl, .egg or .kernel file or a folder, found {str(path)!r}; correct the path", place
+            )
     return out

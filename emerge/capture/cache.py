@@ -21,7 +21,7 @@ from emerge.graph.json_io import read_graph, write_graph
 from emerge.graph.model import Graph
 from emerge.util.errors import EmergeError
 
-_PACKAGES = ("torch", "transformers", "megatron-core", "accelerate", "safetensors")
+_PACKAGES = ("torch", "transformers", "megatron-core", "accelerate", "safetensors", "vllm")
 
 
 def cache_folder() -> Path:
@@ -102,7 +102,7 @@ def _versions(spec: SourceSpec) -> Any:
 
 def _own_code() -> str:
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

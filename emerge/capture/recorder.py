@@ -45,8 +45,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_plain(tensor: Any) -> bool:
-    """True for tensors without subclass behaviour of their own (fake tensors count as plain)."""
-    return type(tensor) in _PLAIN
+    """True for tensors without subclass behaviour of their own (fake tensors count as plain).
+
+    A subclass that leaves dispatch alone (a parameter with attributes, as vLLM has them) is plain.
+    """
+    kind = type(tensor)
+    return kind in _PLAIN or kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 @dataclass
@@ -154,6 +158,9 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **kwargs)
         encoded, encoded_kwargs = [self.encode(a) for a in args], {k: self.encode(v) for k, v in kwargs.items()}
         out = func(*args, **kwargs)
+        if func._schema.name == "aten::cat" and out.numel():
+            # Operands without elements add nothing; programs have them where a part may be empty (partial rotary).
+            encoded[0] = [a for a, t in zip(encoded[0], args[0]) if t.numel()]  # type: ignore[arg-type]
         self._results(func, args, out, encoded, encoded_kwargs, place)
         return out
 

@@ -186,7 +186,7 @@ class _Session:
         rec.places.modules = {id(m): name or type(module).__name__ for name, m in module.named_modules()}
         transient = {
             f"{prefix}.{name}" if prefix else name
-            for prefix, m in module.named_modules()
+            for prefix, m in module.named_modules(remove_duplicate=False)  # a shared module under all its names
             for name in m._non_persistent_buffers_set
         }
         for label, tensor in module.named_parameters(remove_duplicate=False):
@@ -194,7 +194,8 @@ class _Session:
         plain = []
         for label, tensor in module.named_buffers(remove_duplicate=False):
             if label in transient:
-                plain.append((label, tensor))
+                if not any(known is tensor for _, known in plain):
+                    plain.append((label, tensor))
             else:
                 self._bind_input(label, tensor)
         for prefix, m in module.named_modules():

@@ -1,6 +1,7 @@
 """Where graphs of one side come from: a spec of a campaign file or the command line, live or from files.
 
     hf: {architecture: LlamaForCausalLM, config: {...}, tp_size: 2}     inputs: {batch: 2, seq: 16}
+    vllm: {architecture: LlamaForCausalLM, config: {...}, tp_size: 2}   inputs: {tokens: 32}
     python: "package.module:function"                                   ranks: all
     pt2: model.pt2
     any of them with   mode: eval|train   fake: true|false   python_env: DIR
@@ -27,7 +28,7 @@ from emerge.capture.base import CaptureError
 from emerge.graph.model import Graph
 
 Progress = Callable[[str], None]
-_KINDS = ("hf", "python", "pt2", "graph")
+_KINDS = ("hf", "vllm", "python", "pt2", "graph")
 _KEYS = (*_KINDS, "inputs", "ranks", "mode", "fake", "python_env", "mesh", "name", "args", "weights")
 #: Full-size models are captured without data unless the spec says otherwise.
 FAKE_ABOVE = 200_000_000
@@ -46,8 +47,8 @@ class SourceSpec:
     """What to capture.
 
     Attributes:
-        kind: ``hf``, ``python``, ``pt2`` or ``graph``. target: what follows the kind.
-        inputs: sizes of example inputs (hf). args: keyword arguments of a ``python:`` function.
+        kind: ``hf``, ``vllm``, ``python``, ``pt2`` or ``graph``. target: what follows the kind.
+        inputs: sizes of example inputs (hf, vllm). args: keyword arguments of a ``python:`` function.
         mesh: device axes of a parallel program. ranks: ``all`` or a list.
         fake: run without data; None decides by the size of the model (hf) and is False otherwise.
         base: folder that relative paths and ``python:`` modules are looked up in.
@@ -195,6 +196,8 @@ def capture_here(spec: SourceSpec, progress: Progress, files: set[str]) -> list[
         return [capture_pt2(path, name=spec.name, trust=spec.trust)]
     if spec.kind == "hf":
         return _capture_hf(spec, progress, files)
+    if spec.kind == "vllm":
+        return _capture_vllm(spec, progress, files)
     return _capture_python(spec, progress, files)
 
 
@@ -224,6 +227,19 @@ def _capture_hf(spec: SourceSpec, progress: Progress, files: set[str]) -> list[G
     return capture_hf(
         model, name=spec.name, mode=spec.mode, fake=fake, ranks=spec.ranks, progress=progress, files=files
     )
+
+
+def _capture_vllm(spec: SourceSpec, progress: Progress, files: set[str]) -> list[Graph]:
+    from emerge.capture.vllm.spec import VllmSpec
+
+    model = VllmSpec.from_mapping(spec.target, spec.inputs)
+    if spec.mode != "eval":
+        raise CaptureError("vLLM models run in mode eval only; drop 'mode'", "vllm")
+    if spec.fake:
+        raise CaptureError("vLLM models are captured with data, to trace their loading; drop 'fake'", "vllm")
+    from emerge.capture.vllm.model import capture_vllm
+
+    return capture_vllm(model, name=spec.name, ranks=spec.ranks, progress=progress, files=files)
 
 
 def _parameters(model: Any) -> int:

@@ -18,6 +18,7 @@ from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
 from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
 from emerge.facts.mutation import Storage, written
+from emerge.facts.routing import Routing, note_layout
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
 from emerge.util.errors import GraphError
 
@@ -202,6 +203,9 @@ class Lowering:
         tensors: node or input name -> lowered tensor (or Multi, or a Python scalar for scalar nodes).
         nodes_of: tensor id -> names of the nodes that compute it.
         op_node: operator form id -> node it came from ("" for auxiliary ones).
+        padded_inputs: input -> dimension -> size with padding; ``padded`` holds the padded tensors.
+        index_limits: input -> size of the smallest table that is looked up at its elements: outside ``[0, size)`` the graph
+            fails. ``limits``: what that says about the inputs of this side.
         flat_views: nodes whose views are operators on whole, ordered dimensions (their boundaries do not nest with others).
         unknown: node name -> why it is a fresh unknown.
         uninterpreted: node name -> why it is only an uninterpreted function.
@@ -243,7 +247,13 @@ class Lowering:
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
         self.recipes: dict[int, Recipe] = {}
+        self.padded_inputs: dict[str, dict[int, int]] = {}
+        self.padded: dict[str, Tensor] = {}
+        self.padding: set[int] = set()
+        self.index_limits: dict[str, int] = {}
+        self.limits: dict[str, int] = {}
         self.extension: Any = None
+        self.routing = Routing()
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
@@ -276,9 +286,21 @@ class Lowering:
         if any(not isinstance(s, int) for s in shape):
             self.unknown[name] = f"input of data-dependent shape {list(shape)}"
             return
+        own = dims
+        padded = self.padded_inputs.get(name, {})
+        dims = tuple(max(n, padded.get(d, n)) for d, n in enumerate(dims))
         iters = [Iter(n, "in", whole(n, d)) for d, n in enumerate(dims)]
         tensor = self.op(f"input:{self.side}:{name}", "input", [], iters, dims, dtype)
         self.base.add("input_op", self.op_of[tensor.id])
+        if dims != own:
+            from emerge.facts.ops.layout import slice_plain
+
+            # the implementation holds the tensor with padding behind it; the tensor itself is the part before that
+            self.padded[name] = tensor
+            self.padding.add(tensor.id)
+            for d, n in enumerate(own):
+                tensor = slice_plain(self, tensor, d, 0, n, 1)
+            self.base.add("padded_input", tensor.id)
         self.tensors[name] = tensor
         self.input_ids[name] = tensor.id
         self.nodes_of.setdefault(tensor.id, []).append(name)
@@ -531,6 +553,7 @@ class Lowering:
         dims = _whole_dims(arg.shape, shape, ties)
         if dims is not None:
             self.remember(tensor, "place", [arg], dims, tuple(shape))
+        note_layout(self, tensor, arg)
         self._memo[key] = tensor
         return tensor
 
@@ -699,6 +722,17 @@ class Lowering:
                 size *= b.size
             self.base.add("block_size", known[blocks], size)
         return known[blocks]
+
+    def source_input(self, x: Tensor) -> str | None:
+        """Name of the input whose elements ``x`` holds, rearranged; None if it is no such tensor."""
+        while (made := self.made_by.get(x.id)) is not None and made.kind == "layout":
+            x = made.args[0]
+        return next((name for name, i in self.input_ids.items() if i == x.id), None)
+
+    def limit_of(self, x: Tensor) -> int | None:
+        """Where ``x`` holds elements of an input that lie in ``[0, n)``: ``n``."""
+        name = self.source_input(x) if self.limits else None
+        return self.limits.get(name) if name is not None else None
 
     def is_range(self, x: Tensor, n: int) -> bool:
         """Whether ``x`` is ``arange(n)`` on every rank."""

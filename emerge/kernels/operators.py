@@ -87,7 +87,7 @@ def _log_softmax(x: Any, dim: int) -> OperatorCall:
     return "aten._log_softmax.default", [x, dim, False], {}
 
 
-def _clamp(x: Any, min: Any = None, max: Any = None) -> OperatorCall:  # noqa: A002  (torch's names)
+def _clamp(x: Any, min: Any = None, max: Any = None) -> OperatorCall:
     return "aten.clamp.default", [x, min, max], {}
 
 

@@ -140,7 +140,7 @@ def _check(node: ast.AST, path: Path) -> None:
             f"{type(node).__name__} is not in the language of kernel definitions; it has assignments, if, for, assert and "
             "return (docs/kernels.md)", f"{path}:{line}" if line else str(path),
         )  # fmt: skip
-    if isinstance(node, ast.Attribute) and node.attr.startswith("_") or isinstance(node, ast.Name) and node.id.startswith("__"):
+    if (isinstance(node, ast.Attribute) and node.attr.startswith("_")) or (isinstance(node, ast.Name) and node.id.startswith("__")):
         raise RuleError("names of the language do not start with '_'", f"{path}:{node.lineno}")
 
 

@@ -64,7 +64,7 @@ class Derivation:
         given, claims: statement behind each number in the facts ``given`` and ``expected``.
         unusable: statements that could not be turned into facts, with the reason.
         result: relations (see :data:`RESULTS`) and, when asked for, the derivation log.
-        seconds: ``lower`` and ``datalog``.
+        seconds: ``lower``, ``datalog`` and ``egglog``.
     """
 
     problem: Problem
@@ -110,7 +110,14 @@ def lower_problem(
     ref = Lowering(base, REFERENCE, Mesh({}), described, meanings)
     imp = Lowering(base, IMPLEMENTATION, problem.mesh, described, meanings)
     ref.flat_views, imp.flat_views = flat_views
+    ref.padded_inputs = padded_inputs(problem)
     ref.lower(problem.reference)
+    for statement in problem.inputs:
+        # where the reference fails nothing is claimed, so its indices are in range on the implementation's side too
+        limit = ref.index_limits.get(statement.reference.name)
+        if limit is not None and not statement.implementation.cuts:
+            name = statement.implementation.name
+            imp.limits[name] = min(limit, imp.limits.get(name, limit))
     imp.lower(problem.implementation)
     for axis, size in enumerate(problem.mesh.sizes):
         base.add("extent", 0, problem.mesh.dim(axis), size)
@@ -140,6 +147,20 @@ def lower_problem(
     return base, ref, imp, given, claims, unusable
 
 
+def padded_inputs(problem: Problem) -> dict[str, dict[int, int]]:
+    """Reference inputs that a given statement relates with padding behind them: dimension -> size with padding."""
+    types = problem.reference.types()
+    found: dict[str, dict[int, int]] = {}
+    for statement in problem.inputs:
+        piece = statement.reference
+        for dim, _, stop in piece.cuts:
+            size = types[piece.name].shape[dim] if piece.name in types else None
+            if isinstance(size, int) and stop > size:
+                sizes = found.setdefault(piece.name, {})
+                sizes[dim] = max(sizes.get(dim, 0), stop)
+    return found
+
+
 def piece_tensor(low: Lowering, piece: Piece) -> Tensor:
     """The lowered tensor of a piece; a box of a tensor becomes a slice of it.
 
@@ -151,6 +172,8 @@ def piece_tensor(low: Lowering, piece: Piece) -> Tensor:
     tensor = low.tensors.get(piece.name)
     if not isinstance(tensor, Tensor):
         raise Unsupported(f"{piece.name!r} has no tensor value here")
+    if any(stop > tensor.shape[dim] for dim, _, stop in piece.cuts):
+        tensor = low.padded.get(piece.name, tensor)
     for dim, start, stop in piece.cuts:
         tensor = slice_plain(low, tensor, dim, start, stop, 1)
     return tensor
@@ -212,14 +235,14 @@ def derive(
 
     Args:
         engine: ``auto``, ``embedded`` or ``souffle``.
-        rules: further ``.dl`` files.
+        rules: further ``.dl`` and ``.egg`` files.
         log: also read the derivation log.
         timeout: seconds for the Datalog engine.
     """
     program = load_program(tuple(rules))
     described = program_signatures(program)
     meanings = Meanings(definitions(rules))
-    seconds = {"lower": 0.0, "datalog": 0.0}
+    seconds = {"lower": 0.0, "datalog": 0.0, "egglog": 0.0}
     flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     algebra: Sequence[Path] | None = None
     while True:
@@ -228,7 +251,9 @@ def derive(
         lowered = time.perf_counter()
         facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
         result = run(program, facts, results, engine=engine, log=log, timeout=timeout)
-        seconds["lower"] += lowered - started
+        saturation = sum(low.extension.seconds for low in (ref, imp) if low.extension is not None)
+        seconds["egglog"] += saturation
+        seconds["lower"] += lowered - started - saturation
         seconds["datalog"] += time.perf_counter() - lowered
         derivation = Derivation(problem, base, ref, imp, given, claims, unusable, result, seconds)
         if len(derivation.proved()) == len(claims):

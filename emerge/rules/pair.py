@@ -30,6 +30,8 @@ class Pair:
         masks: k-th dropout of a side -> placement of its mask: per dimension the mesh axis that shards it.
         scenes: names of the building blocks in it.
         mutation: what was broken in the implementation, "" for nothing.
+        equal: pairs of nodes of one side (1, 2) that compute the same value in two ways, told to the derivation.
+        algebra: the rules of the algebra look for equal tensors too.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Pair:
     masks: list[tuple[str | None, ...]] = field(default_factory=list)
     scenes: list[str] = field(default_factory=list)
     mutation: str = ""
+    equal: list[tuple[int, str, str]] = field(default_factory=list)
+    algebra: bool = False
 
     def problem(self, outputs: Sequence[Statement] = ()) -> Problem:
         """The pair as a derivation problem."""

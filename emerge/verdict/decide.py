@@ -97,6 +97,11 @@ def _evidence(
     given = levels or {}
     names = {c.law for c in log.program.clauses if c.law is not None}
     numbers = {law: EVIDENCE.index(given.get(law, default)) for law in names}
+    for law, low in _equal_laws(derivation):
+        # a law that reads equal tensors is as good as the rules that made them equal
+        if law in numbers and low.extension is not None:
+            rules = [EVIDENCE.index(given.get(rule, default)) for rule in low.extension.fired]
+            numbers[law] = max([numbers[law], *rules])
     levels_of = log.best_level("output_proved", numbers)
     chosen = [
         min((Fact("output_proved", row) for row in rows[g]), key=lambda f: (levels_of[f], repr(f)))
@@ -105,6 +110,10 @@ def _evidence(
     # Every derivation uses the alignment laws, so level 0 means that all of them are proved.
     evidence = {fact.args[0]: EVIDENCE[levels_of[fact]] for fact in chosen}
     result.rules_used = log.laws_used(chosen, numbers) if chosen else {}
+    for law, low in _equal_laws(derivation):
+        if law in result.rules_used and low.extension is not None:
+            for rule, matches in low.extension.fired.items():
+                result.rules_used[rule] = result.rules_used.get(rule, 0) + matches
     counted: set[tuple[int, int]] = set()
     for claim in sorted(evidence):
         for side, low in ((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation)):
@@ -130,6 +139,11 @@ def _defined(structure: Structure, side: int, low: Lowering, claims: Iterable[in
     """
     nodes = structure.node_cone(side, claims)
     return [(tensor, name) for node, tensor, name in sorted(low.defined) if node in nodes]
+
+
+def _equal_laws(derivation: Derivation) -> tuple[tuple[str, Lowering], ...]:
+    """The laws that carry alignments over between equal tensors of a side, with that side."""
+    return ("equal-reference", derivation.reference), ("equal-implementation", derivation.implementation)
 
 
 def _outputs(
@@ -323,6 +337,9 @@ def _unknown(
         reasons.append(f"{str(statement.reference)!r} ~ {str(statement.implementation)!r} cannot be used: {why}")
     if unproved:
         reasons.append(_why_unproved(structure, unproved, found))
+        for side, low in (("reference", derivation.reference), ("implementation", derivation.implementation)):
+            if low.extension is not None and low.extension.stopped:
+                reasons.append(f"the algebra of the {side} stopped after {low.extension.stopped}")
     if refutation is not None and refutation.outcome == "agree":
         reasons.append(f"execution found no difference{': ' + refutation.reason if refutation.reason else ''}")
     elif refutation is not None and refutation.reason:

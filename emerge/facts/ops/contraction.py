@@ -35,6 +35,11 @@ def einsum(low: Lowering, spec: str, x: Tensor, y: Tensor, dtype: str, reduction
         for c in order
     ]
     shape = [sizes[c] for c in out]
+    if all(sizes[c] == 1 for c in order if c not in out) and reduction == "sum":
+        # nothing is summed: an outer product
+        from emerge.facts.ops.layout import spread
+
+        return low.pointwise("mul", "mul", [spread(low, x, left, out, sizes), spread(low, y, right, out, sizes)], dtype, commutative=True)
     result = low.op("dot", "dot", [x, y], iters, shape, dtype)
     if reduction == "sum":
         low.remember(result, "einsum", [x, y], spec)

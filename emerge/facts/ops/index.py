@@ -22,6 +22,7 @@ from emerge.facts.lower import (
     whole,
 )
 from emerge.facts.ops.pointwise import fill
+from emerge.facts.routing import note_lookup, note_put
 from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_integer
 
@@ -40,6 +41,9 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
     The result has the table's dimensions before ``d`` (without parallel ones), the index's dimensions, and the rest.
     """
     hot = one_hot(low, index, table.shape[d], table.dtype)
+    source = low.source_input(index)
+    if source is not None:
+        low.index_limits[source] = min(table.shape[d], low.index_limits.get(source, table.shape[d]))
     rank = len(index.shape)
     together = dict(parallel)
     shape: list[int] = []
@@ -56,7 +60,11 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
         iters.append(axis(n, "p", len(shape), a0=t, a1=together.get(t)))
         shape.append(n)
     table_dims(range(d + 1, len(table.shape)))
-    return contract(low, hot, table, iters, shape, rank, d)
+    result = contract(low, hot, table, iters, shape, rank, d)
+    if not parallel:
+        low.remember(result, "lookup", [table, index], d)
+        note_lookup(low, result, table, d, index)
+    return result
 
 
 def contract(
@@ -71,8 +79,27 @@ def contract(
         form = low.form("dot", "dot", [hot, table], summed, result)
         if form is not None:
             low.base.add("lookup_form", form, low.op_of[result.id])
+        _padded_forms(low, hot, table, iters, result, v, d)
     low.lookup_of[result.id] = (hot, table, summed)
     return result
+
+
+def _padded_forms(
+    low: Lowering, hot: Tensor, table: Tensor, iters: list[Iter], result: Tensor, v: int, d: int
+) -> None:
+    """Where the table is the leading part of a longer one: the look-up in that one, and its contraction."""
+    found = low.recipes.get(table.id)
+    made = low.made_by.get(hot.id)
+    if found is None or made is None or found.name != "slice" or found.params[0] != d or found.params[1] != 0:
+        return
+    longer = found.args[0]
+    n = longer.shape[d]
+    wide = one_hot(low, made.args[0], n, hot.dtype)
+    where = ((0, whole(n, v)), (1, whole(n, d)))
+    for body, role in (("lookup", "o"), ("dot", "sum")):
+        form = low.form(body, body, [wide, longer], [*iters, Iter(n, role, (), where)], result)
+        if form is not None:
+            low.base.add("padded_lookup_form", form, low.op_of[result.id])
 
 
 @lowers("aten.embedding")
@@ -159,7 +186,9 @@ def _put_permutation(low: Lowering, x: Tensor, index: Tensor, value: Tensor) -> 
     iters = [Iter(n, "pos", whole(n, 0))]
     iters += [axis(m, "p", d, a1=d) for d, m in enumerate(x.shape) if d > 0]
     iters.append(Iter(n, "o", (), ((0, whole(n, 0)), (1, whole(n, 0)))))
-    return low.op("put_permutation", "put_permutation", [index, value], iters, x.shape, x.dtype)
+    result = low.op("put_permutation", "put_permutation", [index, value], iters, x.shape, x.dtype)
+    note_put(low, result, index, value)
+    return result
 
 
 @lowers("aten.one_hot")
@@ -197,7 +226,9 @@ def positions(low: Lowering, n: int, starts: Sequence[int], step: int, dtype: st
     if len(set(starts)) == 1:
         result = low.op(f"iota#{starts[0]}#{step}#{n}", "iota", [], [Iter(n, "pos", whole(n, 0))], [n], dtype)
         low.range_of[result.id] = (tuple(starts), step)
-        return result
+        if low.is_range(result, n):
+            low.base.add("counting", result.id)
+        return low.remember(result, "range", [], starts[0], step, n)
     form = low.mesh.affine(starts)
     if form is None:
         raise Unsupported("its start is not an affine function of the rank")

@@ -209,6 +209,18 @@ def repeat_interleave(low: Lowering, node: FamilyNode, args: list[Any], kwargs: 
     )
 
 
+def spread(low: Lowering, x: Tensor, letters: str, out: str, sizes: dict[str, int]) -> Tensor:
+    """``x`` with axes ``letters`` laid out as the axes ``out``: permuted, and constant along those that it does not have."""
+    shape = [sizes[c] for c in out]
+    ties, new = [], []
+    for d, c in enumerate(out):
+        if c in letters and x.shape[letters.index(c)] == sizes[c]:
+            ties.append((d, 1, letters.index(c), 1, sizes[c]))
+        elif sizes[c] > 1:
+            new.append(d)
+    return x if letters == out and tuple(shape) == x.shape else low.layout(x, shape, ties, new)
+
+
 def select(low: Lowering, x: Tensor, d: int, index: int, size: int) -> Tensor:
     """Piece ``index`` of the ``shape[d] / size`` equal pieces of dimension ``d``."""
     pieces = x.shape[d] // size
@@ -268,9 +280,6 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
     made = low.made_by.get(x.id)
     if made is None:
         return None
-    before = low.slice_of.get(x.id)
-    if before is not None and before[1] == d:
-        return slice_plain(low, before[0], d, before[2] + start, before[2] + stop, 1)
     size = stop - start
     shape = [size if k == d else m for k, m in enumerate(x.shape)]
     if made.kind == "layout":
@@ -331,6 +340,11 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     form = low.form(made.body, made.kind, args, iters, result, made.scale)
     if form is not None:
         low.base.add("sliced_form", form, low.op_of[result.id], low.op_of[x.id], d)
+        if made.kind == "dot" and low.side == 1:
+            swapped = [Iter(i.size, i.role, i.out, tuple((1 - k, t) for k, t in i.args)) for i in iters]
+            other = low.form(made.body, made.kind, args[::-1], swapped, result)
+            if other is not None:
+                low.base.add("commuted", other, form)
 
 
 def rank_slice(low: Lowering, x: Tensor, d: int, starts: Sequence[int], size: int) -> Tensor:

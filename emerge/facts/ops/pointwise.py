@@ -9,6 +9,7 @@ from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode, RankVector
 from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
 from emerge.facts.ops.masks import compare_positions, compare_two_valued, negated, select
+from emerge.facts.routing import note_cast, note_clamp, note_quotient
 from emerge.graph.model import is_floating, is_integer
 
 #: ATen name -> kind of body, for functions of one operand without attributes.
@@ -105,7 +106,12 @@ def gelu(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
 )
 def unary_with_attributes(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     name = node.op.split(".")[1].rstrip("_")
-    return low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], result_dtype(node, args[0].dtype))
+    dtype = result_dtype(node, args[0].dtype)
+    result = low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], dtype)
+    if name == "clamp" and not any(isinstance(v, (Tensor, RankVector)) for v in [*args[1:], *kwargs.values()]):
+        bounds = [kwargs.get("min", [*args, None][1]), kwargs.get("max", [*args, None, None][2])]
+        note_clamp(low, result, args[0], bounds)
+    return result
 
 
 @lowers(
@@ -164,6 +170,13 @@ def note_index(low: Lowering, result: Tensor, how: str, x: Tensor, value: Any) -
     per_rank = (
         low.integers(int(value)) if isinstance(value, Fraction) and value.denominator == 1 else low.integers(value)
     )
+    if per_rank is not None and how in ("lt", "ge") and len(set(per_rank)) > 1:
+        limit = low.limit_of(x)
+        if limit is not None:
+            # what lies behind the range of the index is never reached: such bounds may as well continue the others
+            per_rank = low.mesh.affine_below(per_rank, limit) or per_rank
+    if per_rank is not None and how == "times" and low.rank_int(per_rank) is None:
+        low.base.add("index_factor", low.op_of[result.id])
     record = low.rank_int(per_rank) if per_rank is not None else None
     if record is not None:
         low.base.add("index_scalar", low.op_of[result.id], how, record)
@@ -283,7 +296,10 @@ def div(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
     c = scalar_constant(y)
     if mode is not None:
         if c is not None:
-            return low.pointwise(f"div_{mode}#{constant_text(c)}", "div_mode", [x], dtype)
+            result = low.pointwise(f"div_{mode}#{constant_text(c)}", "div_mode", [x], dtype)
+            if mode == "floor":
+                _note_division(low, result, "div", x, c)
+            return result
         return low.pointwise(f"div_{mode}", "div_mode", [x, y], dtype)
     values = rank_vector_fraction(y)
     if values is not None and all(values):
@@ -413,10 +429,22 @@ def other_binary(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[
     x, y = args[0], args[1]
     c = scalar_constant(y)
     if isinstance(x, Tensor) and c is not None:
-        return low.pointwise(f"{name}c#{constant_text(c)}", f"{name}c", [x], result_dtype(node, x.dtype))
+        result = low.pointwise(f"{name}c#{constant_text(c)}", f"{name}c", [x], result_dtype(node, x.dtype))
+        if name in ("remainder", "floor_divide"):
+            _note_division(low, result, "mod" if name == "remainder" else "div", x, c)
+        return result
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         raise Unsupported("an operand is a constant")
     return low.pointwise(name, name, [x, y], result_dtype(node, x.dtype), commutative=name in ("maximum", "minimum"))
+
+
+def _note_division(low: Lowering, result: Tensor, how: str, x: Tensor, divisor: Fraction | float) -> None:
+    """Quotients (rounded down) and remainders of integers by a constant."""
+    if x.dtype != "int64" or result.dtype != "int64" or not isinstance(divisor, Fraction) or divisor.denominator != 1:
+        return
+    note_index(low, result, how, x, divisor)
+    if how == "div":
+        note_quotient(low, result, x, int(divisor))
 
 
 def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype: str) -> Tensor:
@@ -543,6 +571,7 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
     result = low.pointwise(f"cast#{target}", "cast" if exact else "convert", [x], target)
     if exact:
         low.base.add("index_scalar", low.op_of[result.id], "times", (1, 0, 0))
+    note_cast(low, result, x)
     return result
 
 

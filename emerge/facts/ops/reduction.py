@@ -13,6 +13,7 @@ from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Unsupported, axis,
 from emerge.facts.ops.contraction import squeeze_keep
 from emerge.facts.ops.layout import view
 from emerge.facts.ops.masks import softmax_operand
+from emerge.facts.routing import note_histogram, note_reduced, note_sort, note_sum
 from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_floating
 
@@ -44,6 +45,7 @@ def _dims_keepdim(node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> 
 @lowers("aten.sum")
 def sum_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     dims, keepdim = _dims_keepdim(node, args, kwargs)
+    note_reduced(low, args[0])
     return reduce(
         low, args[0], reduced_dims(args[0], dims), keepdim, "sum", "sum", "sum", result_dtype(node, args[0].dtype)
     )
@@ -156,7 +158,21 @@ def softmax(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
 def cumulative(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x, name = args[0], node.op.split(".")[1]
     d = normalize_dim(kwargs.get("dim", args[1]), len(x.shape))
-    return along(low, x, d, "o", name, name, result_dtype(node, x.dtype))
+    result = along(low, x, d, "o", name, name, result_dtype(node, x.dtype))
+    if name == "cumsum":
+        note_sum(low, result, x)
+    return result
+
+
+@lowers("aten.histc")
+def histc(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """``(x, bins=100, min=0, max=0)``: a function of its own; what it counts is noted where every bin is one integer."""
+    from emerge.facts.ops.uninterpreted import uninterpreted
+
+    result = uninterpreted(low, node, args, kwargs)
+    bins, least, most = (_optional(args, kwargs, k, n) for k, n in ((1, "bins"), (2, "min"), (3, "max")))
+    note_histogram(low, result, args[0], 100 if bins is None else bins, least or 0, most or 0)
+    return result
 
 
 def norm(
@@ -247,9 +263,16 @@ def topk(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         iters.append(Iter(x.shape[d], "o", (), ((0, whole(x.shape[d], d)),)))
         shape = [size if j == d else n for j, n in enumerate(x.shape)]
         result = low.op(f"{name}#{i}#{attrs}", name, [x], iters, shape, "int64" if i else x.dtype)
+        if i == 1:
+            low.base.add("index_bound", result.id, x.shape[d])
         if i == 1 and x.shape == (size,):
             low.permutations.add(result.id)  # the order of a whole sorted vector: every position once
         return result
+
+    if name == "sort" and len(x.shape) == 1:
+        descending = kwargs.get("descending", rest[-1] if len(rest) > 1 else False)
+        values, order = output(0), output(1)
+        note_sort(low, values, order, x, bool(descending))
 
     return Multi(output)
 
