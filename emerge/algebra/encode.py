@@ -122,7 +122,7 @@ def _term(recipe: Recipe, x: Tensor) -> str | None:
     if recipe.name == "range":
         return f'(Range "{"float" if is_floating(x.dtype) else "int"}" {p[0]} {p[1]} {p[2]})'
     if recipe.name == "lookup":
-        table, index = recipe.args
+        index = recipe.args[1]
         if len(index.shape) == 1:
             return f"(Lookup {a[0]} {a[1]} {p[0]})"
         flat = f"(View {a[1]} {dims([prod(index.shape)])})"

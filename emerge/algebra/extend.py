@@ -17,8 +17,9 @@ from emerge.algebra.saturate import Budget, Class, Classes, Node, saturate
 from emerge.facts.base import constant_text
 from emerge.facts.lower import Lowering, Tensor, Unsupported
 from emerge.facts.ops.contraction import einsum
-from emerge.facts.ops.index import lookup, positions
+from emerge.facts.ops.index import lookup
 from emerge.facts.ops.layout import cat, slice_plain, view
+from emerge.facts.ops.positions import positions
 from emerge.facts.ops.reduction import along, reduce
 from emerge.graph.model import is_floating
 
@@ -26,6 +27,10 @@ COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or"}
 #: Kind of a body, where it is not the body's name.
 KINDS = {"cast": "convert"}
 TRUTH = {"eq", "ne", "lt", "le", "gt", "ge", "not", "and", "or", "xor", "isnan", "isinf"}
+
+
+#: Limits of a saturation unless told otherwise.
+BUDGET = Budget()
 
 
 @dataclass
@@ -46,7 +51,7 @@ class Extension:
     seconds: float = 0.0
 
 
-def extend(low: Lowering, files: Sequence[Any], budget: Budget = Budget()) -> Extension:
+def extend(low: Lowering, files: Sequence[Any], budget: Budget = BUDGET) -> Extension:
     """Saturates the terms of a side and writes what is equal into its facts."""
     found = saturate(encode(low), files, budget)
     builder = _Builder(low, found)
@@ -171,7 +176,8 @@ class _Builder:
         """All parts of a concatenation that nests to the right."""
         first, rest, d = node.args
         left, right = self.tensor(first.id), self.tensor(rest.id)
-        assert left is not None and right is not None
+        assert left is not None
+        assert right is not None
         inner = self.chosen.get(rest.id) if rest.id not in self.originals else None
         if inner is not None and inner.op == "Cat" and inner.args[2] == d:
             return [left, *self.parts(inner)]

@@ -35,9 +35,11 @@ CONSTRUCTORS: dict[str, tuple[str, ...]] = {
     "Fold": ("String", "String", "Value", "Dims", "Dims"),
     "Einsum": ("String", "Value", "Value", "Dims"),
     "Along": ("String", "String", "Value", "i64"),
+    "Range": ("String", "i64", "i64", "i64"),
+    "Lookup": ("Value", "Value", "i64"),
 }
 #: Functions over tensors that conditions may read.
-READ_ONLY = ("shape", "placed")
+READ_ONLY = ("shape", "placed", "padding", "free")
 
 
 class Var(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from emerge.campaign.config import PairSpec, RelationSpec
 from emerge.capture.loading import loading_relations, packed_alignment
-from emerge.capture.relations import placement_relations
+from emerge.capture.relations import CaptureRelations, by_label, placement_relations
 from emerge.capture.source import SourceSpec, load_spec
 from emerge.facts.families import FamilyGraph, FamilyInput, mesh_from, zip_families
 from emerge.facts.mesh import Mesh
@@ -110,7 +110,12 @@ def _load(source: Path | SourceSpec | list[Graph]) -> list[Graph]:
         return source
     if isinstance(source, Path):
         return load_side(source)
-    return load_spec(source, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    return load_spec(source, progress=tell)
+
+
+def tell(line: str) -> None:
+    """A line of progress on standard error."""
+    print(f"  {line}", file=sys.stderr, flush=True)
 
 
 def _mesh(spec: PairSpec, ranks: list[Graph]) -> Mesh:
@@ -296,7 +301,8 @@ class _Builder:
             ) from None
         if len(families) != 1 or {leaf.rank for leaf in entry.dist} != set(range(self.mesh.ranks)):
             raise RelationError(
-                f"an alignment of {entry.seq!r} needs one tensor of every rank, of one type; correct 'dist'", entry.place
+                f"an alignment of {entry.seq!r} needs one tensor of every rank, of one type; correct 'dist'",
+                entry.place,
             )
         assert entry.alignment is not None
         return alignment_statement(
@@ -444,45 +450,97 @@ class _Builder:
 
     def auto(self) -> list[Statement]:
         """Relations from recorded placements, else from names and shapes where one contiguous block reading fits."""
-        out: list[Statement] = []
-        placed: set[str] = set()
+        found = self.placements()
+        out = self.placed(found)
+        placed = {s.reference.name for s in out}
         reference, ranks = self.reference.graph.graphs[0], self.implementation.graph.graphs
-        if any(i.placement is not None for g in ranks for i in g.inputs):
-            found = placement_relations(reference, ranks)
-            entries = [e for e in found.inputs if found.origins.get(e.place.removeprefix("capture: ")) == "placement"]
-            out += [replace(s, origin="placement") for s in self.entries(entries)]
-            placed = {e.seq for e in entries}
         loaded = loading_relations(reference, ranks, self.mesh.axes)
         out += [replace(s, origin="placement") for s in self.entries(loaded.inputs)]
         placed |= {e.seq for e in loaded.inputs}
         for label, why in loaded.open.items():
             self.ambiguities.append(Ambiguity("relations", label, loaded.partners.get(label, label), (), why))
         by_name = {i.name: i for i in self.implementation.inputs()}
+        undecided: dict[str, Ambiguity | None] = {}
         for inp in self.reference.inputs():
             if inp.const is not None or inp.name in placed:
                 continue
+            before = len(self.ambiguities)
             partner = self.partner(inp, by_name)
             if partner is None:
+                named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
+                why = "the capture has no label for it"
+                undecided[inp.name] = None if named else Ambiguity("relations", inp.name, "?", (), why)
+                undecided[inp.name] = self.ambiguities.pop() if len(self.ambiguities) > before else undecided[inp.name]
                 continue
             label = inp.label or inp.name
             s, d = self.reference.spec(inp.name), self.implementation.spec(partner.name)
-            placements = _placements(partner, self.mesh)
-            if placements is not None:
-                place = f"placement of {partner.name!r}"
-                text = placements_text(placements, s.shape, self.mesh, place)
-                out.append(alignment_statement(text, s, d, self.mesh, origin="placement", place=place))
+            if partner.placement is not None:
+                why = found.open.get(label, "its placement says nothing")
+                self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
                 continue
             if len(partner.ranks) != self.mesh.ranks:
                 why = f"its type or presence differs between ranks (found on {list(partner.ranks)})"
                 self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
                 continue
-            self.keep(default_reading("relations", label, s, d, self.mesh, most=None, origin="name"), out)
-        for inp in self.reference.inputs():
-            named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
-            if named is None and inp.const is None and inp.name not in placed:
-                why = "the capture has no label for it"
-                self.ambiguities.append(Ambiguity("relations", inp.name, "?", (), why))
-        return out
+            reading = default_reading("relations", label, s, d, self.mesh, most=None, origin="name")
+            if isinstance(reading, Ambiguity):
+                undecided[inp.name] = reading
+            else:
+                out.append(reading)
+        return out + self.by_values(undecided, {s.implementation.name for s in out})
+
+    def by_values(self, undecided: dict[str, Ambiguity | None], related: set[str]) -> list[Statement]:
+        """Relations from the values of weights, where both captures carry them; what stays open is noted."""
+        graphs = self.implementation.graph.graphs
+        kept = [{i.name: i.values for i in g.inputs if i.values is not None} for g in graphs]
+        reference = {
+            i.name: i.values
+            for i in self.reference.graph.graphs[0].inputs
+            if i.name in undecided and i.values is not None
+        }
+        implementation = {
+            f.name: [kept[rank][name] for rank, name in sorted(f.members.items())]
+            for f in self.implementation.inputs()
+            if f.name not in related and f.const is None and all(n in kept[r] for r, n in f.members.items())
+        }
+        decided: list[Statement] = []
+        if reference and implementation:
+            from emerge.relate.by_values import value_statements
+
+            decided, doubtful = value_statements(reference, implementation, self.mesh)
+            labels = {
+                i.name: i.label or i.name for side in (self.reference, self.implementation) for i in side.inputs()
+            }
+            for name, statements in doubtful.items():
+                lines = [_line_of(s, labels) for s in statements]
+                why = "the values of weights fit several ways"
+                others = ", ".join(sorted({s.implementation.name for s in statements}))
+                undecided[name] = Ambiguity("relations", labels[name], others, tuple(lines), why)
+        settled = {s.reference.name for s in decided}
+        self.ambiguities += [a for name, a in undecided.items() if a is not None and name not in settled]
+        return decided
+
+    def placements(self) -> CaptureRelations:
+        """What the captures recorded about where tensors lie."""
+        ranks = self.implementation.graph.graphs
+        if all(i.placement is None for g in ranks for i in g.inputs):
+            return CaptureRelations()
+        return placement_relations(self.reference.graph.graphs[0], ranks, self.mesh.axes)
+
+    def placed(self, found: CaptureRelations) -> list[Statement]:
+        """Statements from recorded placements; a parameter shared under two labels may be two tensors over there."""
+        ref, imp = by_label(self.reference.graph.graphs[0]), by_label(self.implementation.graph.graphs[0])
+        out: dict[tuple[str, str], Statement] = {}
+        for label, text in found.texts.items():
+            name = self.implementation.graph.family_of(0, imp[label].name)
+            key = (ref[label].name, name)
+            if key not in out:
+                made = alignment_statement(
+                    text, self.reference.spec(key[0]), self.implementation.spec(name),
+                    self.mesh, origin="placement", place=f"capture: {label}",
+                )  # fmt: skip
+                out[key] = replace(made, text=canonical_text(text, self.mesh))
+        return list(out.values())
 
     def partner(self, inp: FamilyInput, by_name: dict[str, FamilyInput]) -> FamilyInput | None:
         """The implementation input of the same label, or of the same telling name."""
@@ -500,16 +558,7 @@ class _Builder:
         return by_name.get(name)
 
 
-def _placements(inp: FamilyInput, mesh: Mesh) -> dict[str, str] | None:
-    """Placements recorded by the capture: one term per mesh axis, as a list or by name."""
-    recorded = inp.placement
-    if recorded is None:
-        return None
-    if isinstance(recorded, dict):
-        return {str(a): str(p) for a, p in recorded.items()}
-    if isinstance(recorded, list) and len(recorded) == len(mesh.names):
-        return {a: str(p) for a, p in zip(mesh.names, recorded)}
-    raise RelationError(
-        f"the recorded placement {recorded!r} of {inp.name!r} does not fit the mesh {mesh.axes}; "
-        "expected one term per mesh axis, capture the graph again",
-    )
+def _line_of(statement: Statement, labels: dict[str, str]) -> str:
+    """A statement as an entry under ``relations:``."""
+    left, right = (replace(p, name=labels.get(p.name, p.name)) for p in (statement.reference, statement.implementation))
+    return f'"{left}": {{of: "{right}", is: "{statement.text}"}}'

@@ -29,7 +29,6 @@ LATER = {
     "validate": "validation options",
     "perturb": "perturbed relations",
 }
-SOURCES_LATER = ("weights",)
 
 _CAMPAIGN_KEYS = ("campaign", "mesh", "engine", "rules", "trust", "fail_on", "seed", "budget", "pairs")
 _PAIR_KEYS = (
@@ -322,11 +321,12 @@ class _Reader:
         """One side: a path to graphs, or a live model (a mapping, ``python:module:function``, a ``.pt2`` archive)."""
         value = at[side]
         if isinstance(value, Mapping):
-            key = next((k for k in value if k in SOURCES_LATER), None)
-            if key is not None:
-                self.fail(f"{key!r} is not in this version; give another source", value, key)
+            given = plain(value)
+            for key in ("weights", "python_env"):
+                if isinstance(given.get(key), str):
+                    given[key] = self.path(given[key], value.place(key))
             try:
-                return parse_spec(plain(value), base=self.base, mesh=mesh)
+                return parse_spec(given, base=self.base, mesh=mesh)
             except CaptureError as e:
                 raise ConfigError(e.message, value.place()) from None
         if isinstance(value, str) and is_live(value):

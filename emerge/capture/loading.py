@@ -227,31 +227,24 @@ def mesh_factors(holders: Sequence[int], mesh: Mapping[str, int]) -> list[str] |
     Ranks are row-major over the mesh. ``tp_2x4`` is the part of ``tp`` with stride 2 and 4 positions.
     """
     axes, sizes = list(mesh), list(mesh.values())
-    if prod(sizes) != len(holders):
+    if prod(sizes) != len(holders) or holders[0] != 0:
         return None
-    terms: list[tuple[int, str]] = []
+    terms: list[tuple[int, int, int, int, str]] = []  # (unit, positions, rank step, stride, name)
     for i, (axis, size) in enumerate(zip(axes, sizes)):
         step = prod(sizes[i + 1 :])
         along = [holders[k * step] for k in range(size)]
         stride = next((k for k, h in enumerate(along) if h), 0)  # neighbours closer than this hold the same block
-        if not stride:
-            continue
-        unit, count = along[stride], size // stride
-        if size % stride or any(h != unit * (k // stride) for k, h in enumerate(along)):
-            return None
-        terms.append((unit, axis if stride == 1 else f"{axis}_{stride}x{count}"))
-    counts = {name: mesh[name] if name in mesh else int(name.rsplit("x", 1)[1]) for _, name in terms}
+        if stride and size % stride == 0:
+            count = size // stride
+            name = axis if stride == 1 else f"{axis}_{stride}x{count}"
+            terms.append((along[stride], count, step, stride, name))
     terms.sort()
     expected = 1
-    for unit, name in terms:
+    for unit, count, *_ in terms:
         if unit != expected:
             return None
-        expected *= counts[name]
-    total = []
-    for rank in range(len(holders)):
-        value = 0
-        for i, (axis, size) in enumerate(zip(axes, sizes)):
-            coordinate = rank // prod(sizes[i + 1 :]) % size
-            value += holders[coordinate * prod(sizes[i + 1 :])]
-        total.append(value)
-    return [name for _, name in reversed(terms)] if total == list(holders) else None
+        expected *= count
+    for rank, holder in enumerate(holders):
+        if holder != sum(unit * (rank // (step * stride) % count) for unit, count, step, stride, _ in terms):
+            return None
+    return [name for *_, name in reversed(terms)]

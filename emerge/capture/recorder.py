@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from emerge.capture import functional
 from emerge.capture.base import MAX_CONSTANT, CaptureError, Names, Place, Places, Substitution
 from emerge.capture.communication import Groups, record_c10d
+from emerge.capture.fsdp import record_fsdp
 from emerge.capture.memory import Memory, Step, meta_like
 from emerge.graph.model import Arg, DType, Input, Node, Ref, TensorType, TypedConst
 
@@ -148,6 +149,10 @@ class Recorder(TorchDispatchMode):
         place = self._place()
         if namespace == "c10d":
             return record_c10d(self, func, args, kwargs, place)
+        if qualified == "aten.as_strided" and is_view(*args, **kwargs):
+            func, args, kwargs = torch.ops.aten.view.default, (args[0], list(args[1])), {}
+        if namespace == "fsdp":
+            return record_fsdp(self, func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
             return self._in_place_view(func, args, kwargs, place)
         if func._schema.is_mutable:
@@ -495,6 +500,16 @@ def iter_tensors(value: Any) -> Iterator[Any]:
             yield from iter_tensors(item)
     elif isinstance(value, dict):
         yield from iter_tensors(list(value.values()))
+
+
+def is_view(tensor: Any, size: Any, stride: Any, offset: Any = None) -> bool:
+    """True for an ``as_strided`` that sees the elements of a contiguous tensor in row-major order."""
+    dense = [1]
+    for n in reversed(size[1:]):
+        dense.append(dense[-1] * n)
+    count = dense[-1] * (size[0] if size else 1)
+    same = tensor.is_contiguous() and count == tensor.numel() and offset in (None, tensor.storage_offset())
+    return same and all(n == 1 or s == w for n, s, w in zip(size, stride, reversed(dense)))
 
 
 def short_name(op: str) -> str:

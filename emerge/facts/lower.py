@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -239,11 +240,13 @@ class Lowering:
         self.uninterpreted: dict[str, str] = {}
         self.assumptions: list[Assumption] = []
         self.signature_law: dict[int, str] = {}
-        self.select_of: dict[int, tuple[Tensor, int, int, int]] = {}
+        self.pieces_of: dict[int, list[tuple[Tensor, int, int]]] = {}
         self.lookup_of: dict[int, tuple[Tensor, Tensor, list[Iter]]] = {}
+        self.readers: Counter[str] = Counter()
         self.view_of: dict[int, Tensor] = {}
         self.permute_of: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
+        self.gather_of: dict[int, tuple[Tensor, int, tuple[Block, ...]]] = {}
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
         self.recipes: dict[int, Recipe] = {}
@@ -263,6 +266,8 @@ class Lowering:
         self.made_by: dict[int, Made] = {}
         self.layout_node: dict[int, str] = {}
         self.flat_views: frozenset[str] = frozenset()
+        #: Constants that were executed and are lower triangles of True (or of 0 above -inf): causal masks.
+        self.causal_masks: frozenset[str] = frozenset()
         self._memo: dict[Any, Tensor] = {}
         self._bodies: set[str] = set()
 
@@ -277,6 +282,8 @@ class Lowering:
                 self.lower_input(inp.name, inp.shape, inp.dtype)
             else:
                 self.unknown[inp.name] = f"an input on ranks {list(inp.ranks)} only"
+        self.readers = Counter(r for node in graph.nodes for r in dict.fromkeys(node.refs()))
+        self.readers.update(o.name for o in graph.outputs if o.name is not None)
         for node in graph.nodes:
             self.lower_node(node)
 

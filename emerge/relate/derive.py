@@ -46,6 +46,7 @@ class Problem:
 
     Attributes:
         inputs: what is given. outputs: what is claimed.
+        causal_masks: per side, constants that were executed and are causal masks.
     """
 
     reference: FamilyGraph
@@ -53,6 +54,7 @@ class Problem:
     mesh: Mesh
     inputs: list[Statement]
     outputs: list[Statement]
+    causal_masks: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
 @dataclass
@@ -111,6 +113,7 @@ def lower_problem(
     imp = Lowering(base, IMPLEMENTATION, problem.mesh, described, meanings)
     ref.flat_views, imp.flat_views = flat_views
     ref.padded_inputs = padded_inputs(problem)
+    ref.causal_masks, imp.causal_masks = problem.causal_masks
     ref.lower(problem.reference)
     for statement in problem.inputs:
         # where the reference fails nothing is claimed, so its indices are in range on the implementation's side too

@@ -550,7 +550,7 @@ def canonical_text(text: str, mesh: Mesh, place: str = "") -> str:
             for term in dim:
                 if term.name not in names:
                     names[term.name] = term.name if mesh_block(term.name, mesh) is not None else next(letters)
-            shown = [names[t.name] for t in dim]
+            shown = [names[t.name] + (f"={t.size}" if t.size is not None else "") for t in dim]
             parts.append("1" if not shown else shown[0] if len(shown) == 1 else f"({' '.join(shown)})")
         return " ".join(parts)
 

@@ -1,4 +1,4 @@
-"""Scenes in which one value is computed in two ways on one side: equal tensors, told to the derivation or found by the algebra."""
+"""Scenes in which one value is computed in two ways on one side: equal tensors, told to the derivation or found by it."""
 
 from __future__ import annotations
 

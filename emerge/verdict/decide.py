@@ -10,7 +10,7 @@ from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering
 from emerge.relate.derive import Derivation, Problem
 from emerge.relate.expected import Ambiguity
-from emerge.relate.statement import Statement
+from emerge.relate.statement import CONSTANT, Statement
 from emerge.util.errors import BudgetExceeded, ExecutionError
 from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, execution_finding, frontier_findings
 from emerge.verdict.types import (
@@ -205,6 +205,10 @@ def _assumptions(structure: Structure, levels: Mapping[str, str]) -> list[Assump
             where = f"{statement.reference} ~ {statement.implementation}"
             why = f"names and shapes fit one contiguous block reading only: {statement.text}"
             found.setdefault(("name", where), Assumption("name", where, why))
+        elif statement.origin == CONSTANT:
+            where = f"{statement.reference} ~ {statement.implementation}"
+            why = "both are constants, executed here in their captured types with equal bits"
+            found.setdefault(("equal_constants", where), Assumption("equal_constants", where, why))
     return list(found.values())
 
 

@@ -147,7 +147,10 @@ class Numbering:
         if len(moved) != 1 or to[moved[0]] < at[moved[0]]:
             return None
         axis = moved[0]
-        step, reached = to[axis] - at[axis], sum((v.count - 1) * v.step for own in levels for v in own if v.axis == axis)
+        step, reached = (
+            to[axis] - at[axis],
+            sum((v.count - 1) * v.step for own in levels for v in own if v.axis == axis),
+        )
         count = 1
         while (
             (count + 1) * have <= limit

@@ -137,9 +137,7 @@ def process_groups(config: Any, rank: int, world: int) -> Iterator[None]:
         # Shared memory between ranks needs the other ranks; without it vLLM uses torch.distributed.
         nothing = classmethod(lambda cls, *args, **kwargs: None)
         stack.enter_context(patch.object(shm_broadcast.MessageQueue, "create_from_process_group", nothing))
-        stack.enter_context(
-            patch.object(CpuCommunicator, "_all_group_ranks_share_shm_group_name", lambda self: False)
-        )
+        stack.enter_context(patch.object(CpuCommunicator, "_all_group_ranks_share_shm_group_name", lambda self: False))
         stack.enter_context(patch.object(parallel_state, "_node_count", lambda group: 1))
         parallel_state.init_distributed_environment(
             world_size=world, rank=rank, local_rank=rank, distributed_init_method="env://", backend="fake"
@@ -207,7 +205,9 @@ class _Kernels:
     def attention(self) -> Any:
         outer = self
 
-        def forward(self: Any, query: Any, key: Any, value: Any, output_shape: Any = None, output_dtype: Any = None) -> Any:
+        def forward(
+            self: Any, query: Any, key: Any, value: Any, output_shape: Any = None, output_dtype: Any = None
+        ) -> Any:
             outer.note(ATTENTION)
             q = query.view(-1, self.num_heads, self.head_size)
             if self.kv_sharing_target_layer_name is not None:

@@ -1,12 +1,12 @@
 """The ``vllm:`` source of a campaign file.
 
-    vllm:
-      architecture: LlamaForCausalLM            # class of Transformers, and of vLLM unless vllm_architecture says so
-      config: {hidden_size: 64, num_hidden_layers: 2, ...}
-      tp_size: 2
-      enable_expert_parallel: true
-    inputs: {tokens: 24}                        # or seqs: [8, 16], several packed sequences
-    python_env: DIR                             # an environment with vLLM
+vllm:
+  architecture: LlamaForCausalLM            # class of Transformers, and of vLLM unless vllm_architecture says so
+  config: {hidden_size: 64, num_hidden_layers: 2, ...}
+  tp_size: 2
+  enable_expert_parallel: true
+inputs: {tokens: 24}                        # or seqs: [8, 16], several packed sequences
+python_env: DIR                             # an environment with vLLM
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class VllmSpec:
         for key in ("tp_size", "max_model_len"):
             if key in vllm and (type(vllm[key]) is not int or vllm[key] < 1):
                 raise CaptureError(f"expected a positive integer for {key!r}, found {vllm[key]!r}; correct it", "vllm")
-        given = {k: dict(v) if isinstance(v, Mapping) else v for k, v in vllm.items()}
+        given: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in vllm.items()}
         sizes = dict(inputs or {})
         _check_keys(sizes, _INPUTS, "inputs")
         positions = sizes.get("positions", "arange")

@@ -6,6 +6,7 @@ Sources: vLLM's own reference implementations of its kernels (``vllm/v1/attentio
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from emerge.execute._torch import torch
@@ -22,7 +23,7 @@ def attention(call: Call) -> Any:
     starts = b["query_start_loc"]
     if starts[0] != 0 or starts[-1] != b["query"].shape[0] or b["key"].shape[0] != b["query"].shape[0]:
         raise call.error(f"sequences {starts} do not cover the {b['query'].shape[0]} tokens")
-    parts = [_sequence(b, slice(low, high)) for low, high in zip(starts, starts[1:])]
+    parts = [_sequence(b, slice(low, high)) for low, high in pairwise(starts)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

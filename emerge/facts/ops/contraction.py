@@ -39,7 +39,8 @@ def einsum(low: Lowering, spec: str, x: Tensor, y: Tensor, dtype: str, reduction
         # nothing is summed: an outer product
         from emerge.facts.ops.layout import spread
 
-        return low.pointwise("mul", "mul", [spread(low, x, left, out, sizes), spread(low, y, right, out, sizes)], dtype, commutative=True)
+        factors = [spread(low, x, left, out, sizes), spread(low, y, right, out, sizes)]
+        return low.pointwise("mul", "mul", factors, dtype, commutative=True)
     result = low.op("dot", "dot", [x, y], iters, shape, dtype)
     if reduction == "sum":
         low.remember(result, "einsum", [x, y], spec)

@@ -13,7 +13,6 @@ from emerge.facts.lower import (
     Iter,
     Lowering,
     Tensor,
-    Tie,
     Unsupported,
     axis,
     lowers,
@@ -197,48 +196,3 @@ def one_hot_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[st
     if not isinstance(classes, int) or classes < 0:
         raise Unsupported("number of classes depends on data")
     return one_hot(low, args[0], classes, result_dtype(node, "int64"))
-
-
-@lowers("aten.arange")
-def arange(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-    """Positions. Where the start is a multiple of the length per rank, the ranks together hold one longer range."""
-    if node.shape is None or not isinstance(node.shape[0], int):
-        raise Unsupported("its length depends on data")
-    n = int(node.shape[0])
-    start: Any = 0 if len(args) == 1 else args[0]
-    step: Any = args[2] if len(args) > 2 else kwargs.get("step", 1)
-    dtype = result_dtype(node, "int64")
-    starts = low.integers(start)
-    if starts is None or not isinstance(step, int):
-        if isinstance(start, float) or isinstance(step, float):
-            iters = [Iter(n, "pos", whole(n, 0))]
-            return low.op(f"range#{start}#{step}#{n}", "iota", [], iters, [n], dtype)
-        raise Unsupported("its bounds are not integers")
-    return positions(low, n, starts, step, dtype)
-
-
-def positions(low: Lowering, n: int, starts: Sequence[int], step: int, dtype: str) -> Tensor:
-    """``starts[rank] + step * i`` for ``0 <= i < n``.
-
-    Raises:
-        Unsupported: the ranks' ranges are not consecutive parts of one range.
-    """
-    if len(set(starts)) == 1:
-        result = low.op(f"iota#{starts[0]}#{step}#{n}", "iota", [], [Iter(n, "pos", whole(n, 0))], [n], dtype)
-        low.range_of[result.id] = (tuple(starts), step)
-        if low.is_range(result, n):
-            low.base.add("counting", result.id)
-        return low.remember(result, "range", [], starts[0], step, n)
-    form = low.mesh.affine(starts)
-    if form is None:
-        raise Unsupported("its start is not an affine function of the rank")
-    size, ties = n, []
-    for slope, block in reversed(form.terms):
-        if slope != size * step:
-            raise Unsupported(f"its ranges of {n} elements start {slope} apart")
-        ties.append(Tie(size, block.dim, block.stride, block.size))
-        size *= block.size
-    it = Iter(size, "pos", (Tie(1, 0, 1, n),), to_mesh=tuple(ties))
-    result = low.op(f"iota#{form.base}#{step}#{size}", "iota", [], [it], [n], dtype)
-    low.range_of[result.id] = (tuple(starts), step)
-    return result

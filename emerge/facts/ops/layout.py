@@ -7,12 +7,12 @@ the outer axis; other slices and concatenations are operators on whole, ordered 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from math import prod
 from typing import Any
 
 from emerge.facts.families import FamilyNode, RankVector
-from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
+from emerge.facts.lower import Iter, Lowering, Made, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
+from emerge.facts.ops.collective import all_gather
 from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
 from emerge.graph.model import DType, is_floating
 
@@ -230,7 +230,6 @@ def select(low: Lowering, x: Tensor, d: int, index: int, size: int) -> Tensor:
     iters = [axis(n, "p", k, a0=k) for k, n in enumerate(shape)]
     iters.append(Iter(pieces, "o", (), ((0, (Tie(1, d, size, pieces),)),)))
     result = low.op(f"select#{index}#{pieces}", "slice", [x], iters, shape, x.dtype)
-    low.select_of[result.id] = (x, d, index, pieces)
     return low.remember(result, "slice", [x], d, index * size, (index + 1) * size)
 
 
@@ -246,6 +245,15 @@ def slice_plain(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: i
         return x
     if size == 0:
         raise Unsupported("slice without elements")
+    result = _slice(low, x, d, start, stop, step, size)
+    if step == 1:
+        known = low.pieces_of.setdefault(result.id, [])
+        if not any((k.id, e, at) == (x.id, d, start) for k, e, at in known):
+            known.append((x, d, start))
+    return result
+
+
+def _slice(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: int, size: int) -> Tensor:
     if step == 1:
         inner = _slice_inside(low, x, d, start, stop)
         if inner is not None:
@@ -291,7 +299,9 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
             return None
         _, ov, da, oa, n = max(own, key=lambda t: t[1])
         outermost = oa * n == arg.shape[da] and ov * n == x.shape[d]
-        if not outermost or start % ov or stop % ov or (oa > 1 and ov > 1):
+        if not outermost:
+            return _slice_gathered(low, made, shape, d, start, stop)
+        if start % ov or stop % ov or (oa > 1 and ov > 1):
             return None
         inner = slice_plain(low, arg, da, start // ov * oa, stop // ov * oa, 1)
         ties = [(*t[:4], size // ov) if t[0] == d and t[1] == ov else t for t in made.ties]
@@ -305,6 +315,26 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
                 return None  # concatenated along another dimension
             offset += part.shape[d]
     return None
+
+
+def _slice_gathered(low: Lowering, made: Made, shape: list[int], d: int, start: int, stop: int) -> Tensor | None:
+    """A slice of every rank's contribution to a gather: the slice gathered. None where ``d`` is not one contribution.
+
+    FSDP gathers the shards of all parameters of a module in one flat buffer, and takes them apart again like this.
+    """
+    gathered = low.gather_of.get(made.args[0].id)
+    own = [t for t in made.ties if t[0] == d]
+    if gathered is None or len(own) != 1:
+        return None
+    x, e, blocks = gathered
+    n, size = x.shape[e], stop - start
+    if own[0][1:] != (1, e, 1, n) or any(t[2] == e and t[3] % n for t in made.ties if t is not own[0]):
+        return None
+    inner = all_gather(low, slice_plain(low, x, e, start, stop, 1), e, blocks)
+    ties = [
+        (*own[0][:4], size) if t is own[0] else (*t[:3], t[3] // n * size, t[4]) if t[2] == e else t for t in made.ties
+    ]
+    return low.layout(inner, shape, ties, made.broadcast)
 
 
 def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, result: Tensor) -> None:
@@ -349,6 +379,11 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
 
 def rank_slice(low: Lowering, x: Tensor, d: int, starts: Sequence[int], size: int) -> Tensor:
     """Rank r takes ``x[starts[r] : starts[r] + size]`` along ``d``."""
+    from emerge.facts.ops.positions import positions_sliced
+
+    own = positions_sliced(low, x, d, starts, size)
+    if own is not None:
+        return own
     form = low.mesh.affine(list(starts))
     if form is None:
         raise Unsupported("its bounds are not an affine function of the rank")
@@ -474,7 +509,7 @@ def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
     parts = [p for p in parts if p.shape != (0,)]
     if len(parts) == 1:
         return parts[0]
-    regathered = _cat_of_selects(low, parts, d)
+    regathered = _cat_of_pieces(low, parts, d)
     if regathered is not None:
         return regathered
     sizes = [p.shape[d] for p in parts]
@@ -491,26 +526,28 @@ def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
     return low.remember(low.op(f"cat#{sizes}", "cat", parts, iters, shape, parts[0].dtype), "cat", parts, d)
 
 
-def _cat_of_selects(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | None:
-    """All equal pieces of one tensor joined in order: only a rearrangement (gather on another dimension)."""
-    found = [low.select_of.get(p.id) for p in parts]
-    first = found[0]
-    if first is None or first[3] != len(parts):
-        return None
-    if any(
-        f is None or f[0].id != first[0].id or f[1] != first[1] or f[2] != i or f[3] != first[3]
-        for i, f in enumerate(found)
-    ):
-        return None
-    source, e, _, pieces = first
-    if e == d:
-        return source
-    n = source.shape[e] // pieces
-    shape = list(parts[0].shape)
-    shape[d] *= pieces
-    ties = [(k, 1, k, 1, m) for k, m in enumerate(source.shape) if k not in (d, e)]
-    ties += [(e, 1, e, 1, n), (d, 1, d, 1, source.shape[d]), (d, source.shape[d], e, n, pieces)]
-    return low.layout(source, shape, ties)
+def _cat_of_pieces(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | None:
+    """Consecutive pieces of one tensor joined in order: a slice of it, or a rearrangement (gather on another dimension)."""
+    for source, e, first in low.pieces_of.get(parts[0].id, ()):
+        sizes = [p.shape[e] for p in parts]
+        if e != d and len(set(sizes)) > 1:
+            continue
+        starts = [first + sum(sizes[:i]) for i in range(len(parts))]
+        if any(
+            not any(s.id == source.id and (f, at) == (e, start) for s, f, at in low.pieces_of.get(p.id, ()))
+            for p, start in zip(parts, starts)
+        ):
+            continue
+        base = slice_plain(low, source, e, first, first + sum(sizes), 1)
+        if e == d:
+            return base
+        n, pieces = sizes[0], len(parts)
+        shape = list(parts[0].shape)
+        shape[d] *= pieces
+        ties = [(k, 1, k, 1, m) for k, m in enumerate(base.shape) if k not in (d, e)]
+        ties += [(e, 1, e, 1, n), (d, 1, d, 1, base.shape[d]), (d, base.shape[d], e, n, pieces)]
+        return low.layout(base, shape, ties)
+    return None
 
 
 @lowers("aten.cat", "aten.concat", "aten.concatenate")
@@ -558,25 +595,6 @@ def getitem(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     if not isinstance(args[1], int):
         raise Unsupported("its index is not an integer")
     return args[0][args[1]]
-
-
-@lowers("aten.tril", "aten.triu", "aten.tril_", "aten.triu_")
-def triangle(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-    x, name = args[0], node.op.split(".")[1].rstrip("_")
-    diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
-    if not isinstance(diagonal, int):
-        raise Unsupported("its diagonal differs between ranks")
-    from emerge.facts.ops.masks import below_diagonal, negated
-    from emerge.facts.ops.pointwise import fill
-
-    if len(x.shape) < 2:
-        raise Unsupported("its operand is no matrix")
-    rows, columns = x.shape[-2:]
-    kept = below_diagonal(low, rows, columns, diagonal - (name == "triu"))
-    outside = negated(low, kept) if name == "tril" else kept
-    if x.dtype == "bool":
-        return low.pointwise("and", "and", [x, negated(low, outside)], "bool", commutative=True)
-    return fill(low, x, outside if x.constant is None else low.broadcast_to(outside, x.shape), Fraction(0), x.dtype)
 
 
 @lowers("aten.flip", "aten.roll")

@@ -1,7 +1,8 @@
-"""Masks: comparisons of positions in one form, tensors of two constants, and additive masks under a softmax.
+"""Masks: tensors of two constants, and additive masks under a softmax.
 
 A causal mask is written in many ways: ``tril``, ``triu`` of ``-inf``, comparisons of ranges in either order, negated or not,
-as truth values or as numbers that are added. All of them end in one predicate on positions, ``j <= i + c``.
+as truth values or as numbers that are added. Comparisons get one form in :mod:`emerge.facts.ops.positions`; here numbers
+become truth values again.
 """
 
 from __future__ import annotations
@@ -10,77 +11,17 @@ from fractions import Fraction
 from typing import Any
 
 from emerge.facts.lower import Lowering, Tensor, Unsupported
+from emerge.facts.ops.positions import negated
 from emerge.graph.model import is_floating
 
 #: A mask constant at or below this counts as -inf under a softmax (assumption ``finite_mask``).
 FINITE_MASK = Fraction(-65504)
-_MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
-
-
-def negated(low: Lowering, mask: Tensor) -> Tensor:
-    """The negation of a mask; two negations cancel."""
-    made = low.made_by.get(mask.id)
-    if made is not None and made.kind == "not" and mask.dtype == "bool" and made.args[0].shape == mask.shape:
-        return made.args[0]
-    if made is not None and made.kind == "layout":
-        return _relaid(low, mask, negated(low, made.args[0]))
-    return low.pointwise("not", "not", [mask], "bool")
 
 
 def _relaid(low: Lowering, t: Tensor, source: Tensor) -> Tensor:
     """The last rearrangement of ``t``, of ``source`` in place of its operand."""
     made = low.made_by[t.id]
     return low.layout(source, t.shape, made.ties, made.broadcast)
-
-
-def _relaid_all(low: Lowering, t: Tensor, source: Tensor) -> Tensor:
-    """All rearrangements on top of ``t``'s origin, of ``source`` in place of the origin."""
-    made = low.made_by.get(t.id)
-    if made is None or made.kind != "layout":
-        return source
-    return _relaid(low, t, _relaid_all(low, made.args[0], source))
-
-
-def _range(low: Lowering, t: Tensor) -> tuple[int, int, int] | None:
-    """``(start, length, position)`` where ``t`` is ``start + arange(length)`` along one dimension (counted from the right)
-    and constant along all others, the same on every rank; else None."""
-    chain = []
-    source = t
-    while (made := low.made_by.get(source.id)) is not None and made.kind == "layout":
-        chain.append(made)
-        source = made.args[0]
-    known = low.range_of.get(source.id)
-    if known is None or known[1] != 1 or len(set(known[0])) != 1 or source.dtype != "int64" or source.shape[0] == 1:
-        return None
-    n, dims = source.shape[0], {0}
-    for made in reversed(chain):
-        if any(da in dims and size not in (1, n) for _, _, da, _, size in made.ties):
-            return None
-        dims = {dv for dv, _, da, _, size in made.ties if da in dims and size == n}
-    if len(dims) != 1:
-        return None
-    return known[0][0], n, len(t.shape) - dims.pop()
-
-
-def compare_positions(low: Lowering, name: str, x: Tensor, y: Tensor) -> Tensor | None:
-    """``x < y`` and the like between positions along two dimensions, as ``j <= i + c`` or its negation, where ``j`` runs
-    along the later dimension; None where the operands are no such positions."""
-    from emerge.facts.ops.index import positions
-
-    if name not in _MIRROR:
-        return None
-    left, right = _range(low, x), _range(low, y)
-    if left is None or right is None or left[2] == right[2]:
-        return None
-    if left[2] > right[2]:
-        x, y, left, right, name = y, x, right, left, _MIRROR[name]
-    shift = right[0] - left[0] - (name in ("lt", "ge"))
-
-    def at(t: Tensor, n: int, start: int) -> Tensor:
-        return _relaid_all(low, t, positions(low, n, [start] * low.mesh.ranks, 1, "int64"))
-
-    holds = low.pointwise("le", "le", [at(x, left[1], 0), at(y, right[1], shift)], "bool")
-    return holds if name in ("lt", "le") else negated(low, holds)
 
 
 def two_valued(low: Lowering, t: Tensor) -> tuple[Tensor, Fraction | float, Fraction | float] | None:
@@ -136,17 +77,6 @@ def compare_two_valued(low: Lowering, name: str, x: Tensor, c: Fraction | float)
     if inside == outside:
         return low.constant(inside, x.shape, "bool")
     return mask if inside else negated(low, mask)
-
-
-def below_diagonal(low: Lowering, rows: int, columns: int, diagonal: int) -> Tensor:
-    """``[rows, columns]``: ``j <= i + diagonal``."""
-    from emerge.facts.ops.index import positions
-    from emerge.facts.ops.layout import view
-
-    ranks = low.mesh.ranks
-    i = view(low, positions(low, rows, [diagonal] * ranks, 1, "int64"), [rows, 1])
-    j = view(low, positions(low, columns, [0] * ranks, 1, "int64"), [1, columns])
-    return low.pointwise("le", "le", [j, i], "bool")
 
 
 def softmax_operand(low: Lowering, x: Tensor) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode, RankVector
-from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
-from emerge.facts.ops.masks import compare_positions, compare_two_valued, negated, select
+from emerge.facts.lower import Iter, Lowering, Made, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
+from emerge.facts.ops.masks import compare_two_valued, select, two_valued
+from emerge.facts.ops.positions import compared, negated, range_along, shifted
 from emerge.facts.routing import note_cast, note_clamp, note_quotient
 from emerge.graph.model import is_floating, is_integer
 
@@ -38,7 +40,6 @@ UNARY = {
     "round": "round",
     "trunc": "trunc",
     "sign": "sign",
-    "logical_not": "not",
     "isnan": "isnan",
     "isinf": "isinf",
     "softplus": "softplus",
@@ -229,7 +230,8 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
     if dtype == "bool":
         if sign < 0 or factor != 1:
             raise Unsupported("arithmetic on truth values")
-        return low.pointwise("or", "or", [x, y], dtype, commutative=True)  # the sum of truth values is their disjunction
+        # the sum of truth values is their disjunction
+        return low.pointwise("or", "or", [x, y], dtype, commutative=True)
     if factor != 1 and is_floating(dtype):
         y = low.scaled(y, factor)
     elif factor != 1:
@@ -238,22 +240,56 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
         y = product
     if sign < 0:
         return low.pointwise("sub", "sub", [x, y], dtype)
-    return low.pointwise("add", "add", [x, y], dtype, commutative=True)
+    result = low.pointwise("add", "add", [x, y], dtype, commutative=True)
+    if low.side == 1 and is_floating(dtype):
+        regroup(low, result, x, y)
+        regroup(low, result, y, x)
+    return result
+
+
+def regroup(low: Lowering, result: Tensor, x: Tensor, inner: Tensor) -> None:
+    """Notes the other groupings of ``x + inner`` where ``inner`` is a rearranged sum that nothing else reads.
+
+    The other side may add in another order, e.g. a residual before the bias. Whether a form may be used is a law
+    (``form-regrouped``); here only the candidates are written.
+    """
+    chain: list[tuple[Tensor, Made]] = []
+    seen, made = inner, low.made_by.get(inner.id)
+    while made is not None and made.kind == "layout":
+        chain.append((seen, made))
+        seen, made = made.args[0], low.made_by.get(made.args[0].id)
+    if made is None or made.body != "add" or inner.shape != result.shape:
+        return
+    names = [n for t in (seen, *(t for t, _ in chain)) for n in low.nodes_of.get(t.id, ())]
+    if any(low.readers[n] > 1 for n in names):
+        return
+
+    def rearranged(term: Tensor) -> Tensor:
+        term = low.broadcast_to(term, seen.shape)
+        for tensor, how in reversed(chain):
+            term = low.layout(term, tensor.shape, how.ties, how.broadcast)
+        return term
+
+    terms = [rearranged(a) for a in made.args]
+    iters = [axis(n, "p", d, a0=d, a1=d) for d, n in enumerate(result.shape)]
+    for first, last in (terms, terms[::-1]):
+        part = low.pointwise("add", "add", [x, first], result.dtype, commutative=True)
+        if part.shape != result.shape:
+            continue
+        for args in ([part, last], [last, part]):
+            form = low.form("add", "add", args, iters, result)
+            if form is not None:
+                low.base.add("regrouped", form, low.op_of[result.id])
 
 
 def _shifted_range(low: Lowering, x: Any, y: Any, factor: Fraction, dtype: str) -> Tensor | None:
     """``arange(n) + c`` is a range that starts at ``c``; ``c`` may depend on the rank."""
-    made = low.made_by.get(x.id) if isinstance(x, Tensor) else None
-    if made is None or made.kind != "iota" or factor != 1 or not is_integer(dtype) or isinstance(y, Tensor):
+    if not isinstance(x, Tensor) or isinstance(y, Tensor) or factor != 1 or not is_integer(dtype) or x.dtype != dtype:
         return None
-    known = low.range_of.get(x.id)
     shift = low.integers(y)
-    if known is None or shift is None:
+    if shift is None or range_along(low, x) is None:
         return None
-    from emerge.facts.ops.index import positions
-
-    starts, step = known
-    return positions(low, x.shape[0], [a + b for a, b in zip(starts, shift)], step, dtype)
+    return shifted(low, x, shift)
 
 
 @lowers("aten.mul", "aten.mul_", "operator.mul")
@@ -375,11 +411,8 @@ def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
         result = low.pointwise(f"{name}c#{text}{suffix}", f"{name}c{suffix}", [x], "bool")
         note_index(low, result, name, x, c if c is not None else y)
         return result
-    positions = compare_positions(low, name, x, y) if isinstance(y, Tensor) else None
-    if positions is not None:
-        return positions
-    if name in ("gt", "ge") and isinstance(y, Tensor):
-        x, y, name = y, x, SWAPPED[name]  # x > y is y < x
+    if name not in ("eq", "ne") and isinstance(y, Tensor):
+        return compared(low, name, x, y)
     return low.pointwise(name, name, [x, y], "bool", commutative=name in ("eq", "ne"))
 
 
@@ -387,14 +420,16 @@ for _name in COMPARE:
     lowers(f"aten.{_name}", f"operator.{_name}")(compare)
 
 
+@lowers("aten.logical_not", "aten.logical_not_")
+def logical_not(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x = args[0]
+    return negated(low, x) if x.dtype == "bool" else low.pointwise("not", "not", [x], "bool")
+
+
 @lowers("aten.bitwise_not")
 def bitwise_not(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x = args[0]
-    return (
-        negated(low, x)
-        if x.dtype == "bool"
-        else low.pointwise("bitnot", "bitnot", [x], x.dtype)
-    )
+    return negated(low, x) if x.dtype == "bool" else low.pointwise("bitnot", "bitnot", [x], x.dtype)
 
 
 def logic(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -447,6 +482,13 @@ def _note_division(low: Lowering, result: Tensor, how: str, x: Tensor, divisor: 
         note_quotient(low, result, x, int(divisor))
 
 
+def choice(low: Lowering, mask: Tensor, held: bool, free: bool, shape: Sequence[int]) -> Tensor:
+    """The truth value ``held`` where the mask holds and ``free`` elsewhere: the mask, its negation, or a constant."""
+    if held == free:
+        return low.constant(held, shape, "bool")
+    return low.broadcast_to(mask if held else negated(low, mask), shape)
+
+
 def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype: str) -> Tensor:
     """``value`` where the mask holds, ``x`` elsewhere.
 
@@ -464,6 +506,8 @@ def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype:
             source, order = permuted
             back = [order.index(d) for d in range(len(order))]
             return permute(low, fill(low, source, permute(low, mask, back), value, dtype), order)
+    if dtype == "bool" and x.constant is not None:
+        return choice(low, mask, bool(value), bool(x.constant), x.shape)
     result = low.pointwise(f"fill#{constant_text(value)}", "fill0" if value == 0 else "fill", [x, mask], dtype)
     note_index(low, result, "fill", x, value)
     found = low.lookup_of.get(x.id)
@@ -567,6 +611,9 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         return low.retyped(x, target)
     if x.constant is not None and is_floating(target):
         return low.constant(x.constant, x.shape, target)
+    known = two_valued(low, x) if target == "bool" else None
+    if known is not None:
+        return choice(low, known[0], bool(known[1]), bool(known[2]), x.shape)
     exact = x.dtype in ("int64", "bool") and target == "int64"
     result = low.pointwise(f"cast#{target}", "cast" if exact else "convert", [x], target)
     if exact:
