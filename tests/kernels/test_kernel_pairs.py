@@ -156,7 +156,7 @@ GATE = '@operator("{op}")\n@example(x=tensor(3, 5), y=tensor(3, 5), alpha=1.5)\n
 @pytest.fixture
 def library() -> Iterator[Any]:
     """A custom operator whose meaning nothing but a definition tells."""
-    made = torch.library.Library("emergetest", "DEF")
+    made = torch.library.Library("mytestlib", "DEF")
     made.define("gate(Tensor x, Tensor y, float alpha=1.0) -> Tensor")
     made.impl("gate", lambda x, y, alpha=1.0: F.silu(x * alpha) * y, "CompositeExplicitAutograd")
     yield made
@@ -164,14 +164,14 @@ def library() -> Iterator[Any]:
 
 
 def gate(x: Any, y: Any) -> Any:
-    return torch.ops.emergetest.gate(x, y, 1.5)
+    return torch.ops.mytestlib.gate(x, y, 1.5)
 
 
 def written_gate(x: Any, y: Any) -> Any:
     return F.silu(x * 1.5) * y
 
 
-def rule(tmp_path: Path, op: str = "emergetest.gate.default", sign: str = "*") -> list[Path]:
+def rule(tmp_path: Path, op: str = "mytestlib.gate.default", sign: str = "*") -> list[Path]:
     (tmp_path / "gate.kernel").write_text(GATE.format(op=op, sign=sign))
     return [tmp_path]
 
@@ -183,12 +183,12 @@ class TestAKernelOfTheUser:
     def test_without_a_definition_nothing_is_decided(self) -> None:
         result = emerge.compare(written_gate, gate, inputs=self.inputs)
         assert result.verdict == "UNKNOWN"
-        assert "emergetest.gate.default" in (result.reason or "")
+        assert "mytestlib.gate.default" in (result.reason or "")
 
     def test_one_file_makes_it_equivalent_and_is_tested_against_the_kernel(self, tmp_path: Path) -> None:
         result = emerge.compare(written_gate, gate, inputs=self.inputs, rules=rule(tmp_path))
         assert (result.verdict, result.evidence) == ("EQUIVALENT", "tested"), result.reason
-        assert "emergetest.gate.default:gate" in result.rules_used
+        assert "mytestlib.gate.default:gate" in result.rules_used
         assert "kernel_contract" not in {a.name for a in result.assumptions}
 
     def test_a_wrong_program_is_refuted(self, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ class TestAKernelOfTheUser:
         assert result.verdict == "NOT_EQUIVALENT"
 
     def test_a_wrong_definition_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="'emergetest.gate.default:gate' is refused: result 0 differs"):
+        with pytest.raises(InputError, match="'mytestlib.gate.default:gate' is refused: result 0 differs"):
             emerge.compare(written_gate, gate, inputs=self.inputs, rules=rule(tmp_path, sign="+"))
 
     def graph(self) -> Any:
@@ -206,7 +206,7 @@ class TestAKernelOfTheUser:
         from emerge.capture.trace import capture
 
         found = capture(gate, self.inputs, name="implementation")
-        found.nodes = [replace(n, op=n.op.replace("emergetest", "nolib")) for n in found.nodes]
+        found.nodes = [replace(n, op=n.op.replace("mytestlib", "nolib")) for n in found.nodes]
         return found
 
     def test_a_definition_that_nothing_tests_is_an_assumption(self, tmp_path: Path) -> None:
