@@ -267,7 +267,7 @@ class Expressions:
                 if self.backend.is_tensor(k):
                     if taken != 1 or d != 0:
                         raise TypeError("one index tensor, in front, is what the language has; see index_select")
-                    return self.backend.call("aten.index_select.default", [x, 0, k], {})
+                    return self.backend.call("aten.index.Tensor", [x, [k]], {})
                 n = self.backend.shape(x)[d]
                 if not -n <= k < n:
                     raise IndexError(f"index {k} of {n}")

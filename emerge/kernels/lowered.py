@@ -144,6 +144,7 @@ class Meanings:
         if not node.is_tuple:
             if results[0] is None:
                 raise Unsupported(f"the definition of {op} gives no value")
+            low.note_call(node, op, args, kwargs, results[0])
             return results[0]
 
         def output(i: int) -> Tensor:
@@ -152,7 +153,9 @@ class Meanings:
                 raise Unsupported(f"output {i} of {op} has no definition")
             return results[k]
 
-        return Multi(output)
+        several = Multi(output)
+        low.note_call(node, op, args, kwargs, several)
+        return several
 
     def expand(self, low: Lowering) -> int:
         """Writes ``same`` for every call of a defined operator and its composites; returns how many."""

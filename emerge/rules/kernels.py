@@ -102,7 +102,7 @@ def _real(op: str) -> Any:
     if found is not None:
         return found
     namespace, name, overload = split_op(op)
-    if namespace.startswith("emerge"):
+    if namespace == "emerge_vllm":
         return _own(op)
     try:
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
