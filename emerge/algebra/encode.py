@@ -54,14 +54,21 @@ def tensors(low: Lowering) -> Iterator[Tensor]:
         yield from (kernel, composite)
 
 
-def _free(spec: str) -> Iterator[str]:
-    """Where the dimensions of the operands of a contraction go."""
+def free_dims(spec: str) -> Iterator[tuple[str, int, int, int]]:
+    """Where the dimensions of a contraction's operands go that only one of them has: spec, operand, dimension, dimension of
+    the result."""
     operands, out = spec.split("->")
     for k, letters in enumerate(operands.split(",")):
         other = operands.split(",")[1 - k]
         for d, letter in enumerate(letters):
             if letter in out and letter not in other:
-                yield f"(free {text(spec)} {k} {d} {out.index(letter)})"
+                yield spec, k, d, out.index(letter)
+
+
+def free_facts(spec: str) -> Iterator[str]:
+    """The same as facts of the language."""
+    for _, k, d, o in free_dims(spec):
+        yield f"(free {text(spec)} {k} {d} {o})"
 
 
 def _define(low: Lowering, tensor: Tensor, done: set[int], specs: set[str]) -> Iterator[str]:
@@ -87,7 +94,7 @@ def _define(low: Lowering, tensor: Tensor, done: set[int], specs: set[str]) -> I
             yield f"(padding {global_name(x.id)})"
         if recipe is not None and recipe.name == "einsum" and recipe.params[0] not in specs:
             specs.add(recipe.params[0])
-            yield from _free(recipe.params[0])
+            yield from free_facts(recipe.params[0])
 
 
 def _operands(low: Lowering, x: Tensor) -> Sequence[Tensor]:

@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from emerge.algebra.encode import dims as dims_text
-from emerge.algebra.rulefile import App, EqualityRule
+from emerge.algebra.encode import free_facts
+from emerge.algebra.rulefile import App, EqualityRule, Var
 from emerge.algebra.saturate import Class, Classes, Node, read
 from emerge.rules.certify import Refusal
 from emerge.rules.equality_proof import prove
-from emerge.rules.term_instances import Instance, instances
+from emerge.rules.term_instances import SPECS, Instance, instances
 from emerge.rules.term_values import NoMeaning, NoValue, Value, difference, evaluate, leaf
 from emerge.util.resources import resource_dir
 
@@ -102,6 +103,7 @@ class _Test:
         self.rule, self.found, self.seed = rule, found, seed
         self.seen: set[int] = set()
         self.leaves = {n: x for i in found for n, x in i.leaves.items()}
+        self.indices = {n: x for i in found for n, x in i.indices.items()}
 
     def run(self) -> tuple[int, int] | Refusal:
         """Matches and compared elements, or why the rule is refused."""
@@ -132,6 +134,10 @@ class _Test:
         graph.run_program(*graph.parse_program(language.read_text(encoding="utf-8"), language.name))
         graph.run_program(*graph.parse_program(self.rule.text, self.rule.place))
         lines = [f"(set (shape (Leaf {n})) {dims_text(shape)})" for n, (_, shape) in self.leaves.items()]
+        padded = {c.args[0].name for c in self.rule.conditions if isinstance(c, App) and c.op == "padding" and c.args
+                  and isinstance(c.args[0], Var)}  # fmt: skip
+        lines += [f"(padding (Leaf {n}))" for n, (name, _) in self.leaves.items() if name in padded]
+        lines += [fact for spec in SPECS for fact in free_facts(spec)]
         lines += [f"(let $i{k}x{j} {t.text})" for k, i in enumerate(self.found) for j, t in enumerate(i.terms)]
         for k in range(0, len(lines), 100):
             graph.run_program(*graph.parse_program("\n".join(lines[k : k + 100])))
@@ -159,6 +165,9 @@ class _Test:
         rng = random.Random(self.seed * 7919 + number)
         out = {}
         for n, (_, shape) in self.leaves.items():
+            if n in self.indices:
+                out[n] = leaf(torch.randint(0, self.indices[n], shape, generator=generator).to(torch.float64))
+                continue
             x = torch.randn(shape, generator=generator, dtype=torch.float64) * 2
             if kind == "integers":
                 x = torch.randint(-3, 4, shape, generator=generator).to(torch.float64)

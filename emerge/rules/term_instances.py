@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 from emerge.algebra.encode import dims as dims_text
+from emerge.algebra.encode import free_dims
 from emerge.algebra.encode import rational as rational_text
 from emerge.algebra.encode import text as string_text
 from emerge.algebra.rulefile import CONSTRUCTORS, App, EqualityRule, Lit, Term, Var, rational, subterms
@@ -61,11 +62,13 @@ class Instance:
 
     Attributes:
         terms: of its patterns. leaves: number -> (variable, shape). bound: scalar variables.
+        indices: leaves that hold whole numbers of ``[0, n)``.
     """
 
     terms: list[Ground]
     leaves: dict[int, tuple[str, Shape]] = field(default_factory=dict)
     bound: dict[str, Any] = field(default_factory=dict)
+    indices: dict[int, int] = field(default_factory=dict)
 
 
 class Filler:
@@ -81,6 +84,7 @@ class Filler:
         self.turn = turn if rng.random() < 0.7 else rng.randrange(1000)
         self.env: dict[str, Any] = {}
         self.leaves: dict[int, tuple[str, Shape]] = {}
+        self.indices: dict[int, int] = {}
         style = rng.random()
         # all sizes different, or few sizes so that dimensions can be confused, or some of size 1
         self.sizes = [2, 3, 4, 5, 6, 7, 8] if style < 0.6 else [3] if style < 0.8 else [1, 2, 3, 5]
@@ -103,7 +107,7 @@ class Filler:
         if self.excluded() and self.rng.random() < 0.95:
             raise Retry
         scalars = {n: v for n, v in self.env.items() if not isinstance(v, Ground)}
-        return Instance(terms, self.leaves, scalars)
+        return Instance(terms, self.leaves, scalars, self.indices)
 
     def excluded(self) -> bool:
         """Whether a side condition is seen to fail; only a guide, for the decision is egglog's."""
@@ -117,6 +121,8 @@ class Filler:
                     return True
                 continue
             if c.op in _COMPARISONS and len(args) == 2 and not _COMPARISONS[c.op](*args):
+                return True
+            if c.op == "free" and len(args) == 4 and args not in [list(f) for f in free_dims(args[0])]:
                 return True
             if c.op == "placed" and len(args) == 3 and not (args[2] < len(args[0]) and args[0][args[2]] == args[1]):
                 return True
@@ -439,6 +445,23 @@ class Filler:
         x = self.value(a[2], want)
         d = self.integer(a[3], 0, len(x.shape))
         return Ground(f"(Along {string_text(body)} {string_text(role)} {x.text} {d})", x.shape)
+
+    def _range(self, a: Sequence[Term], want: Want) -> Ground:
+        if want is not None and len(want) != 1:
+            raise Retry
+        kind = str(self.scalar(a[0], lambda: self.rng.choice(("int", "float"))))
+        start = self.scalar(a[1], lambda: self.rng.choice((0, 0, 1, 3)))
+        step = self.scalar(a[2], lambda: self.rng.choice((1, 1, 2)))
+        n = self.scalar(a[3], lambda: self.size() if want is None or want[0] is None else want[0])
+        return Ground(f"(Range {string_text(kind)} {start} {step} {n})", (n,))
+
+    def _lookup(self, a: Sequence[Term], want: Want) -> Ground:
+        x = self.value(a[0], None if want is None else tuple(None for _ in want))
+        d = self.integer(a[2], 0, len(x.shape))
+        if isinstance(a[1], Var) and a[1].name not in self.env:
+            self.indices[self.next_leaf] = x.shape[d]
+        i = self.value(a[1], (None if want is None else want[d],))
+        return Ground(f"(Lookup {x.text} {i.text} {d})", (*x.shape[:d], i.shape[0], *x.shape[d + 1 :]))
 
     def _pair(self, body: Term, role: Term, pool: Sequence[tuple[str, str]]) -> tuple[str, str]:
         """A body with a role that it can have."""

@@ -121,7 +121,27 @@ def _evaluate(op: str, args: Sequence[Any]) -> Value:
         return _einsum(*args)
     if op == "Along":
         return _along(*args)
+    if op == "Range":
+        kind, start, step, n = args
+        if kind not in ("int", "float") or n < 1:
+            raise NoValue(f"a range of {n} numbers of kind {kind!r}")
+        return leaf(torch.arange(n, dtype=torch.float64) * step + start)
+    if op == "Lookup":
+        return _lookup(*args)
     raise NoMeaning(f"({op} ...) is unknown here")
+
+
+def _lookup(x: Value, i: Value, d: int) -> Value:
+    """Rows of dimension ``d`` by a vector of whole numbers; undefined where one lies outside."""
+    import torch
+
+    if len(i.shape) != 1 or not 0 <= d < len(x.shape):
+        raise NoValue(f"a look-up of an index of shape {list(i.shape)} in dimension {d} of shape {list(x.shape)}")
+    at = i.number.nan_to_num(0, 0, 0).to(torch.int64)
+    outside = i.undefined | (at < 0) | (at >= x.shape[d]) | (at != i.number)
+    rows = x.moved(lambda t: t.index_select(d, at.clamp(0, x.shape[d] - 1)))
+    spread = outside.reshape([-1 if k == d else 1 for k in range(len(x.shape))]).expand(rows.shape)
+    return Value(rows.number, rows.undefined | spread, rows.unsure, rows.size)
 
 
 def _parts(x: Value) -> tuple[Any, ...]:
