@@ -137,6 +137,12 @@ class TestDetails:
         exact, narrow = captured("llama")[0], captured("llama", dtype="bfloat16")[0]
         assert [i.extra.get("loaded") for i in exact.inputs] == [i.extra.get("loaded") for i in narrow.inputs]
 
+    def test_custom_operators_are_kernels(self) -> None:
+        ranks = captured("llama", custom_ops="all")
+        kernels = [n.args[0] for n in ranks[0].nodes if n.op == "auto_functionalized"]
+        assert kernels == ["_C.rotary_embedding.default"] * 2
+        assert difference(reference("llama"), ranks) < 1e-5
+
     def test_positions_can_be_an_input(self) -> None:
         graph = captured("llama", inputs={"tokens": TOKENS, "positions": "input"})[0]
         assert [i.label for i in graph.inputs if i.dtype == "int64"] == ["input_ids", "positions"]

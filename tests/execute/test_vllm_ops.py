@@ -98,7 +98,17 @@ def test_experts_are_their_definition(activation: str, biased: bool) -> None:
     }  # fmt: skip
     if biased:
         inputs |= {"b13": rand(experts, 2 * size, seed=4), "b2": rand(experts, model, seed=5)}
-    args = ["x", "w13", "w2", "b13" if biased else None, "b2" if biased else None, "weights", "ids", Text(activation), False]
+    args = [
+        "x",
+        "w13",
+        "w2",
+        "b13" if biased else None,
+        "b2" if biased else None,
+        "weights",
+        "ids",
+        Text(activation),
+        False,
+    ]
     found = run("emerge_vllm.experts.default", inputs, args, (T, model))
     want = torch.zeros(T, model, dtype=torch.float64)
     for t in range(T):

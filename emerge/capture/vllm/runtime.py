@@ -186,7 +186,7 @@ def patched(spec: VllmSpec) -> Iterator[list[Substitution]]:
             patch.object(CPUUnquantizedExperts, "process_weights_after_loading", lambda self, layer: None)
         )
         stack.enter_context(patch.object(CPUUnquantizedExperts, "apply", calls.experts()))
-        stack.enter_context(enable_torch_wrap(spec.custom_ops == "all"))
+        stack.enter_context(enable_torch_wrap(False))
         # Helpers that vLLM compiles by itself run as they are written.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield done
