@@ -34,6 +34,8 @@ _KINDS = ("hf", "vllm", "python", "pt2", "graph")
 _KEYS = (*_KINDS, "inputs", "ranks", "mode", "fake", "python_env", "mesh", "name", "args", "weights")
 #: Full-size models are captured without data unless the spec says otherwise.
 FAKE_ABOVE = 200_000_000
+#: Elements of weights, over all ranks, that are kept with a capture unless the spec names the weights.
+MOST_KEPT = 1 << 23
 _TYPES: dict[str, tuple[type, str]] = {
     "inputs": (Mapping, "a mapping"),
     "args": (Mapping, "a mapping"),
@@ -184,12 +186,21 @@ def load_spec(
     else:
         files = set()
         graphs = capture_here(spec, say, files)
+    _drop_values(spec, graphs)
     nodes = sum(len(g.nodes) for g in graphs)
     many = "1 graph" if len(graphs) == 1 else f"{len(graphs)} graphs"
     say(f"{describe(spec)}: {many}, {nodes} nodes, {time.perf_counter() - started:.1f} s")
     if store is not None:
         store.save(spec, graphs, files)
     return graphs
+
+
+def _drop_values(spec: SourceSpec, graphs: list[Graph]) -> None:
+    """Random weights of a large model are not worth a file per rank; without them a cached capture is the same."""
+    kept = [i for g in graphs for i in g.inputs if i.values is not None]
+    if spec.weights is None and sum(i.values.size for i in kept) > MOST_KEPT:
+        for item in kept:
+            item.values = None
 
 
 def describe(spec: SourceSpec) -> str:
