@@ -230,7 +230,9 @@ class _Reader:
         if not isinstance(left, App) or left.op not in CONSTRUCTORS:
             self.fail("the left side of a rewrite must be a constructor of the language; rewrite a term")
         patterns = [("", left)]
-        if type(command).__name__ == "BiRewriteCommand" and (not isinstance(right, App) or right.op not in CONSTRUCTORS):
+        if type(command).__name__ == "BiRewriteCommand" and (
+            not isinstance(right, App) or right.op not in CONSTRUCTORS
+        ):
             self.fail("both sides of a birewrite must be constructors of the language; use rewrite")
         return command.name, patterns, [_fact(f) for f in inner.conditions], [], [(left, right)]
 
@@ -265,7 +267,9 @@ class _Reader:
         """Only terms of the language; leaves have no meaning that a rule could speak about."""
         for inner in subterms(term):
             if isinstance(inner, App) and inner.op == "Leaf":
-                self.fail(f"the rule '{name}' speaks about Leaf, the tensors the algebra does not look into; use a variable")
+                self.fail(
+                    f"the rule '{name}' speaks about Leaf, the tensors the algebra does not look into; use a variable"
+                )
             if isinstance(inner, App) and inner.op.startswith("unstable"):
                 self.fail(f"the rule '{name}' calls {inner.op}, which is no function of the language; drop it")
 

@@ -105,6 +105,7 @@ def saturate(commands: Iterable[str], files: Sequence[Path], budget: Budget = Bu
 
     started = time.perf_counter()
     graph = load(files)
+    rules = {rule.name for path in files if path != resource_dir("rules") / LANGUAGE for rule in rules_of(path)}
     lines = list(commands)
     for k in range(0, len(lines), COMMANDS_PER_CALL):
         graph.run_program(*graph.parse_program("\n".join(lines[k : k + COMMANDS_PER_CALL])))
@@ -125,8 +126,10 @@ def saturate(commands: Iterable[str], files: Sequence[Path], budget: Budget = Bu
             return Classes(stopped=f"a rule that failed: {' '.join(str(exc).split())}", rounds=found.rounds,
                            seconds=time.perf_counter() - started)  # fmt: skip
         report = out.report
-        for rule, count in report.num_matches_per_rule.items():
-            found.fired[rule.removesuffix("=>").removesuffix("<=")] = found.fired.get(rule, 0) + count
+        for side, count in report.num_matches_per_rule.items():
+            rule = side.removesuffix("=>").removesuffix("<=")  # a birewrite is two rules
+            if rule in rules:  # not those of the language, which only say shapes
+                found.fired[rule] = found.fired.get(rule, 0) + count
         found.rounds += 1
         changed = any(r.rule_set_report.changed for r in report.iterations)
         found.terms = _size(graph)
@@ -141,7 +144,9 @@ def saturate(commands: Iterable[str], files: Sequence[Path], budget: Budget = Bu
 
 
 def _size(graph: Any) -> int:
-    return sum(len(f.rows) for f in graph.freeze().functions.values() if f.output_sort == "Value" and not f.is_let_binding)
+    return sum(
+        len(f.rows) for f in graph.freeze().functions.values() if f.output_sort == "Value" and not f.is_let_binding
+    )
 
 
 def read(graph: Any, found: Classes, shapes: bool = False) -> None:

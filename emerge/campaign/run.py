@@ -138,7 +138,10 @@ def _with_constants(
     more = with_constants(problem, derivation)
     if more is None:
         return problem, derivation
-    again = derive(more, engine=engine, rules=tuple(rules), log=True, timeout=left())
+    extended = derivation.reference.extension is not None
+    again = derive(
+        more, engine=engine, rules=tuple(rules), log=True, timeout=left(), start_with_algebra=extended
+    )
     again.seconds = {k: v + derivation.seconds.get(k, 0.0) for k, v in again.seconds.items()}
     return more, again
 

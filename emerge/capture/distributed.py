@@ -14,7 +14,6 @@ from math import prod
 from typing import Any
 
 from emerge.capture.base import CaptureError, Substitution
-from emerge.capture.fsdp import shards_without_data
 from emerge.graph.model import Graph
 
 Progress = Callable[[str], None]
@@ -142,6 +141,8 @@ def device_mesh(mesh: dict[str, int], fake: bool) -> Iterator[Any]:
 
     with ExitStack() as stack:
         if fake:
+            from emerge.capture.fsdp import shards_without_data
+
             stack.enter_context(real_meshes())
             stack.enter_context(shards_without_data())
         yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))

@@ -165,8 +165,31 @@ class Localiser:
             pending += self.nodes[name].refs()
         # An output that has a counterpart was computed as it should be and handed over wrongly.
         sources = [n for n in live if not any(r in live for r in self.nodes[n].refs())]
+        sources = [n for n in sources if not self._arrived(n)] or sources
         ordered = sorted(sources, key=lambda n: (self._depths[n], self.order[n]))
         return [self._divergence(n, live, self._depths[n] == self._depths[ordered[0]]) for n in ordered]
+
+    def _arrived(self, name: str) -> bool:
+        """Whether a value without a counterpart went into one that has one: then it arrived, in another form."""
+        pending, seen = [name], {name}
+        while pending:
+            for user in self._users.get(pending.pop(), ()):
+                if user in seen:
+                    continue
+                seen.add(user)
+                if user in self._indices or self.counterparts(user) is None:
+                    pending.append(user)
+                else:
+                    return True
+        return False
+
+    @cached_property
+    def _users(self) -> dict[str, list[str]]:
+        users: dict[str, list[str]] = {}
+        for node in self.setup.reference.nodes:
+            for name in dict.fromkeys(node.refs()):
+                users.setdefault(name, []).append(node.name)
+        return users
 
     def _divergence(self, name: str, live: set[str], first: bool) -> Divergence:
         node = self.nodes[name]

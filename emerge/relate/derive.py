@@ -30,6 +30,7 @@ RESULTS = (
     "aligned",
     "root",
     "frontier",
+    "supports",
     "output_proved",
     "output_alignment",
     "axis_conflict",
@@ -233,6 +234,7 @@ def derive(
     timeout: float | None = None,
     results: Iterable[str] = RESULTS,
     use_algebra: bool = True,
+    start_with_algebra: bool = False,
 ) -> Derivation:
     """Lowers a problem and derives its alignments.
 
@@ -241,13 +243,16 @@ def derive(
         rules: further ``.dl`` and ``.egg`` files.
         log: also read the derivation log.
         timeout: seconds for the Datalog engine.
+        use_algebra: add equal forms where the plain derivation does not reach every output.
+        start_with_algebra: add them at once.
     """
     program = load_program(tuple(rules))
     described = program_signatures(program)
     meanings = Meanings(definitions(rules))
     seconds = {"lower": 0.0, "datalog": 0.0, "egglog": 0.0}
     flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
-    algebra: Sequence[Path] | None = None
+    use_algebra = use_algebra and available()
+    algebra = rule_files(tuple(rules)) if start_with_algebra and use_algebra else None
     while True:
         started = time.perf_counter()
         base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat, algebra, meanings)
@@ -261,7 +266,7 @@ def derive(
         derivation = Derivation(problem, base, ref, imp, given, claims, unusable, result, seconds)
         if len(derivation.proved()) == len(claims):
             return derivation
-        if algebra is None and use_algebra and available():
+        if algebra is None and use_algebra:
             # the plain derivation is cheap and mostly enough; equal forms are added where it is not
             algebra = rule_files(tuple(rules))
             continue

@@ -24,6 +24,8 @@ from emerge.util.resources import resource_dir
 
 #: A rule must match on so many instances, and agree at so many elements where it is defined.
 INSTANCES, MIN_MATCHES, MIN_ELEMENTS = 48, 8, 100
+#: Of the classes in which terms were made equal so many must have been compared at some element.
+MIN_SHARE = 0.9
 SPECIAL = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 1e30, -1e30, 1e-30, -1e-30, float("inf"), float("-inf"))
 DRAWS = ("normal", "integers", "special", "positive", "finite", "large", "special", "unit", "special", "normal")
 
@@ -98,6 +100,7 @@ class _Test:
 
     def __init__(self, rule: EqualityRule, found: list[Instance], seed: int) -> None:
         self.rule, self.found, self.seed = rule, found, seed
+        self.seen: set[int] = set()
         self.leaves = {n: x for i in found for n, x in i.leaves.items()}
 
     def run(self) -> tuple[int, int] | Refusal:
@@ -112,6 +115,12 @@ class _Test:
             if isinstance(wrong, Refusal):
                 return wrong
             elements += wrong
+        made_equal = {n for n, nodes in classes.nodes.items() if len(nodes) > 1}
+        if len(self.seen) < MIN_SHARE * len(made_equal):
+            return Refusal(
+                self.rule.name, False,
+                f"{len(self.seen)} of {len(made_equal)} equalities could be compared; float64 overflows in the others",
+            )  # fmt: skip
         return matches, elements
 
     def saturate(self) -> tuple[Classes, int]:
@@ -219,6 +228,8 @@ class _Test:
                 f"{list(value.shape)} equal",
             )  # fmt: skip
         wrong = difference(other, value)
+        if bool((~other.unsure & ~value.unsure).any()):
+            self.seen.add(number)
         if wrong is None:
             return int((~other.unsure & ~value.unsure & ~value.undefined).sum())
         at, text = wrong

@@ -108,7 +108,9 @@ class _Symbols:
         z3 = self.z3
         if isinstance(term, Var):
             if term.name not in self.env:
-                found = Ext(z3.BoolVal(False), z3.Bool(f"{term.name}+inf"), z3.Bool(f"{term.name}-inf"), z3.Real(term.name))
+                found = Ext(
+                    z3.BoolVal(False), z3.Bool(f"{term.name}+inf"), z3.Bool(f"{term.name}-inf"), z3.Real(term.name)
+                )
                 self.assumptions.append(z3.Not(z3.And(found.plus, found.minus)))
                 self.env[term.name] = found
             return self.env[term.name]
@@ -260,7 +262,10 @@ class _Symbols:
     def times(self, x: Ext, y: Ext) -> Ext:
         z3 = self.z3
         undefined = z3.Or(
-            x.undefined, y.undefined, z3.And(self.infinite(x), self.is_zero(y)), z3.And(self.is_zero(x), self.infinite(y))
+            x.undefined,
+            y.undefined,
+            z3.And(self.infinite(x), self.is_zero(y)),
+            z3.And(self.is_zero(x), self.infinite(y)),
         )
         large = z3.Or(self.infinite(x), self.infinite(y))
         alike = self.positive(x) == self.positive(y)

@@ -13,7 +13,7 @@ from emerge.rules.steps import random_steps
 from emerge.rules.writer import Unwritable
 
 #: Part of the hash of every certificate; a change of what is generated makes certificates void.
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 
 MESHES: tuple[dict[str, int], ...] = (
     {"tp": 2},

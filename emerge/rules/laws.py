@@ -157,8 +157,8 @@ def check_program(program: Program, shipped: Iterable[str] | None = None) -> Non
     Args:
         shipped: files that count as shipped; None = those of this installation.
     Raises:
-        RuleError: a semantic head without a law, a clause for an input relation, a check that does not exist, a negated relation that rests on derived
-            statements, or a user's clause for a shipped bookkeeping relation.
+        RuleError: a semantic head without a law, a clause for an input relation, a check that does not exist, a negated
+            relation that rests on derived statements, or a user's clause for a shipped bookkeeping relation.
     """
     own = None if shipped is None else {str(Path(f).resolve()) for f in shipped}
 

@@ -1,4 +1,4 @@
-"""Scenes in which one value is computed in two ways on one side: equal tensors, told to the derivation or found by it."""
+"""Scenes in which one value is computed in two ways on one side: equal tensors, told or found by the algebra."""
 
 from __future__ import annotations
 
@@ -53,7 +53,12 @@ def _flat(w: Writer, f: Spelling, x: Ref, y: Ref) -> Ref:
 
 
 def _twice(
-    b: Build, side: int, ways: tuple[Spelling, Spelling], how: Callable[..., Ref], x: tuple[Ref, Ref], y: tuple[Ref, Ref]
+    b: Build,
+    side: int,
+    ways: tuple[Spelling, Spelling],
+    how: Callable[..., Ref],
+    x: tuple[Ref, Ref],
+    y: tuple[Ref, Ref],
 ) -> tuple[Ref, Ref]:
     """Both spellings on the side where they are told to be equal, the second on the other; the first of that side's."""
     results = []
@@ -158,7 +163,9 @@ def found_by_algebra(b: Build) -> None:
         n = b.sizes["h"]
         at = [v.ref if r else v.imp for v in (x, c, s)]
         low, high = w.op("slice.Tensor", at[0], 1, 0, n), w.op("slice.Tensor", at[0], 1, n, 2 * n)
-        one = w.op("add.Tensor" if wrong else "sub.Tensor", w.op("mul.Tensor", low, at[1]), w.op("mul.Tensor", high, at[2]))
+        one = w.op(
+            "add.Tensor" if wrong else "sub.Tensor", w.op("mul.Tensor", low, at[1]), w.op("mul.Tensor", high, at[2])
+        )
         two = w.op("add.Tensor", w.op("mul.Tensor", high, at[1]), w.op("mul.Tensor", low, at[2]))
         return w.op("cat", [one, two], 1)
 
@@ -166,5 +173,7 @@ def found_by_algebra(b: Build) -> None:
     b.keep(Val(first(b.reference, True), second(b.imp, False), ("t", "d"), (rows, None)))
     gate: dict[bool, Any] = {True: x.ref, False: x.imp}
     ref = b.reference.op("silu", gate[True])
-    imp = b.imp.op("div.Tensor", gate[False], b.imp.op("add.Tensor", b.imp.op("exp", b.imp.op("neg", gate[False])), 1.0))
+    imp = b.imp.op(
+        "div.Tensor", gate[False], b.imp.op("add.Tensor", b.imp.op("exp", b.imp.op("neg", gate[False])), 1.0)
+    )
     b.keep(Val(ref, imp, ("t", "d"), (rows, None)))

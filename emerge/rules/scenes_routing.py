@@ -34,13 +34,15 @@ class Experts:
     sharded: bool = False
 
 
-def local_experts(b: Build, w: Writer, ids: Ref, weights: Ref, axis: str, count: int, mask: bool) -> tuple[Ref, Ref]:
+def local_experts(
+    b: Build, w: Writer, ids: Ref, weights: Ref, axis: str, count: int, mask: bool, quotients: bool
+) -> tuple[Ref, Ref]:
     """Global experts to local ones with ``count`` (or -1) for those of other ranks, and their weights to 0."""
     rank = [w.at(r, axis) for r in range(w.ranks)]
     if b.fault("experts of the next rank"):
         rank = [(r + 1) % b.mesh[axis] for r in rank]
     other = b.pick([count, count, count + 2])
-    if b.rng.random() < 0.6:
+    if quotients:
         divide = b.pick(["floor_divide", "div.Tensor_mode"])
         if divide == "floor_divide":
             quotient = w.op(divide, ids, count)
@@ -142,26 +144,25 @@ def run(b: Build, w: Writer, e: Experts, style: str, kind: str, mask: bool) -> R
     return w.op("view", y, [w.shape(e.x)[0], e.slots, w.shape(y)[1]])
 
 
-def experts(b: Build, left: str, right: str) -> None:
-    """Experts sharded over an axis of the mesh, both programs in a style of their own."""
-    axis = b.axis()
+def experts(b: Build, axis: str, left: str, right: str, single: bool) -> None:
+    """Experts sharded over an axis of the mesh, both programs in a style of their own.
+
+    Args:
+        single: one expert per rank, found by bounds; else several, found by quotients.
+    """
     slots, kind = 2, b.pick(["plain", "gated"])
-    b.dim("t"), b.dim("e", [axis]), b.dim("h"), b.dim("o")
-    total = b.sizes["e"]
-    if b.rng.random() < 0.25:
-        total = b.sizes["e"] = b.mesh[axis]  # one expert per rank
+    b.dim("t"), b.dim("e", [axis]), b.dim("h"), b.dim("o"), b.dim("f")
+    b.sizes |= {"k": slots, "r": b.mesh[axis], "g": b.sizes["f"] * (2 if kind == "gated" else 1)}
+    name = "r" if single else "e"
+    total = b.sizes[name]
     count = total // b.mesh[axis]
-    b.sizes["k"] = slots
-    width = b.dim("f")
-    b.sizes["g"] = b.sizes["f"] * (2 if kind == "gated" else 1)
     x = b.input(["t", "h"])
-    shares = b.input(["t", "e"] if total >= slots else ["t", "h"])
-    first = b.input(["e", "h", "g"], [axis, None, None], keep=False)
-    second = b.input(["e", width, "o"], [axis, None, None], keep=False)
-    bias = b.input(["e", "g"], [axis, None], keep=False) if b.rng.random() < 0.3 else None
-    given = b.rng.random() < 0.3
-    chosen = b.input(["t", "k"], dtype="int64", high=total, keep=False) if given else None
-    mask_weights, mask_rows = b.rng.random() < 0.7, True
+    shares = b.input(["t", name])
+    first = b.input([name, "h", "g"], [axis, None, None], keep=False)
+    second = b.input([name, "f", "o"], [axis, None, None], keep=False)
+    bias = b.input([name, "g"], [axis, None], keep=False) if single else None
+    chosen = b.input(["t", "k"], dtype="int64", high=total, keep=False) if single and b.rng.random() < 0.5 else None
+    masked = b.rng.random() < 0.7
     results: list[Ref] = []
     for w, style in ((b.reference, left), (b.imp, right)):
         reference = w is b.reference
@@ -169,17 +170,15 @@ def experts(b: Build, left: str, right: str) -> None:
         weights, ids = w.item(best, 0), w.item(best, 1)
         if chosen is not None:
             ids = chosen.at(reference)
-        elif total < slots:
-            ids = w.op("remainder.Scalar", ids, total)
         if not reference:
-            ids, weights = local_experts(b, w, ids, weights, axis, count, mask_weights)
+            ids, weights = local_experts(b, w, ids, weights, axis, count, masked, not single)
         rows = b.sizes["t"] * slots
         e = Experts(
             x.at(reference), w.op("view", ids, [rows]), w.op("view", weights, [rows]), first.at(reference),
             second.at(reference), bias.at(reference) if bias is not None else None, total if reference else count, slots,
             not reference,
         )  # fmt: skip
-        results.append(run(b, w, e, style, kind, mask_rows and not reference))
+        results.append(run(b, w, e, style, kind, not reference))
     names = ("t", "k", "o")
     b.keep(Val(results[0], results[1], names, (None,) * 3, (axis,), "sum"))
     ref, imp = (w.op("sum.dim_IntList", r, [1]) for w, r in zip((b.reference, b.imp), results))
@@ -190,17 +189,23 @@ def experts(b: Build, left: str, right: str) -> None:
 
 @scene("experts, sorted")
 def sorted_experts(b: Build) -> None:
-    """Grouped products on both sides."""
-    experts(b, "grouped", "grouped")
+    """Grouped products on both sides, with several experts per rank and with one."""
+    axis = b.axis()
+    experts(b, axis, "grouped", "grouped", False)
+    experts(b, axis, "grouped", "grouped", True)
 
 
 @scene("experts, one matrix per row")
 def batched_experts(b: Build) -> None:
-    """Looked-up matrices, against either spelling."""
-    experts(b, b.pick(["batched", "grouped"]), "batched")
+    """Looked-up matrices against either spelling."""
+    axis = b.axis()
+    experts(b, axis, "grouped", "batched", False)
+    experts(b, axis, "batched", "batched", True)
 
 
 @scene("experts, sorted against one matrix per row")
 def mixed_experts(b: Build) -> None:
     """Looked-up matrices in the reference, grouped products in the implementation."""
-    experts(b, "batched", "grouped")
+    axis = b.axis()
+    experts(b, axis, "batched", "grouped", False)
+    experts(b, axis, "batched", "grouped", True)

@@ -31,7 +31,8 @@ FOLDS = (("sum", "sum"), ("max", "max"), ("min", "min"), ("prod", "prod"), ("log
 ALONG = (("softmax", "w"), ("cumsum", "o"), ("log_softmax", "w"), ("cumprod", "o"))
 SPECS = ("ik,kj->ij", "bik,bkj->bij", "bhik,bhjk->bhij", "ij,j->i", "ij,kj->ik", "i,j->ij", "ij,ij->i", "ij,jk->ki")
 CONSTANTS = tuple(
-    Fraction(*c) for c in ((1, 1), (-1, 1), (0, 1), (2, 1), (-3, 1), (1, 2), (-5, 7), (3, 4), (1, 1000), (7, 1), (-1, 2))
+    Fraction(*c)
+    for c in ((1, 1), (-1, 1), (0, 1), (2, 1), (-3, 1), (1, 2), (-5, 7), (3, 4), (1, 1000), (7, 1), (-1, 2))
 )
 MOST_DIMS = 4
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -380,7 +381,9 @@ class Filler:
             known = self.peek(a[0])
             if n is not None and n < 2:
                 raise Retry
-            first = None if n is None else known[d] if known is not None and d < len(known) else self.rng.randrange(1, n)
+            first = (
+                None if n is None else known[d] if known is not None and d < len(known) else self.rng.randrange(1, n)
+            )
             x = self.value(a[0], tuple(first if k == d else m for k, m in enumerate(want)))
         rest = None if want is None or want[d] is None else want[d] - x.shape[d]  # type: ignore[operator]
         y = self.value(a[1], tuple(rest if k == d else m for k, m in enumerate(x.shape)))

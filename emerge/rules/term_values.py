@@ -22,6 +22,9 @@ RELATIVE = 1e-9
 #: Bodies that pass errors on in proportion, however large.
 _LINEAR = {"add", "sub", "addc", "mulc", "scale", "divc", "neg", "mul", "square", "where", "keep", "fill", "fill0", "cast",
            "maximum", "minimum", "abs", "relu"}  # fmt: skip
+#: Bodies that give 0 for operands other than 0 only because float64 has no smaller numbers.
+_UNDERFLOWING = {"mul", "div", "mulc", "divc", "cdiv", "square", "powc", "pow", "cpow", "exp", "exp2", "reciprocal", "rsqrt",
+                 "sigmoid", "silu", "mish", "gelu", "softplus", "log_sigmoid"}  # fmt: skip
 #: Relative step by which operands are moved to see how errors grow.
 STEP = 1e-7
 #: Bodies whose argument must be well known.
@@ -79,7 +82,9 @@ def evaluate(op: str, args: Sequence[Any]) -> Value:
     try:
         return _evaluate(op, args)
     except (IndexError, ValueError, RuntimeError, TypeError, ZeroDivisionError, OverflowError) as exc:
-        raise NoValue(f"({op} ...) has no value: {str(exc).splitlines()[0] if str(exc) else type(exc).__name__}") from None
+        raise NoValue(
+            f"({op} ...) has no value: {str(exc).splitlines()[0] if str(exc) else type(exc).__name__}"
+        ) from None
 
 
 def _evaluate(op: str, args: Sequence[Any]) -> Value:
@@ -159,7 +164,9 @@ def _function(body: str) -> Callable[..., Any]:
         opaque: dict[int, Callable[..., Any]] = {
             1: lambda x: torch.sin(1.3 * x.clamp(-50, 50) + 0.7) + 0.1 * x.clamp(-1e6, 1e6),
             2: lambda x, y: torch.cos(x.clamp(-50, 50) - 2.1) * 1.7 + 0.3 * y.clamp(-1e6, 1e6),
-            3: lambda x, y, z: torch.cos(x.clamp(-50, 50) - 2.1) + 0.3 * y.clamp(-1e6, 1e6) - torch.sin(z.clamp(-50, 50)),
+            3: lambda x, y, z: (
+                torch.cos(x.clamp(-50, 50) - 2.1) + 0.3 * y.clamp(-1e6, 1e6) - torch.sin(z.clamp(-50, 50))
+            ),
         }
         return opaque[int(attrs[0])]
     if kind in ("not", "and", "or", "xor"):
@@ -245,13 +252,10 @@ def pointwise(body: str, args: Sequence[Value]) -> Value:
         for a in args:
             undefined = undefined | a.undefined
             unsure = unsure | a.unsure
-    legitimate = (numbers[0] == 0) if kind.startswith("log") else (numbers[0] == -1) & (kind == "log1p")
+    legitimate = (numbers[0] == (-1 if kind == "log1p" else 0)) & (kind in ("log", "log2", "log1p"))
     unsure = unsure | (torch.isinf(value) & finite & ~undefined & ~legitimate)
-    if kind not in ("add", "sub", "addc") and kind not in ("floor", "trunc", "round", "sign", "relu"):
-        truth = kind in _TRUTH or (kind.endswith("c") and kind[:-1] in _TRUTH)
-        if not truth and kind not in ("where", "keep", "fill", "fill0", "remainder", "fmod", "floor_divide", "maximum",
-                                      "minimum", "log", "log2"):  # fmt: skip
-            unsure = unsure | ((value.abs() < TINY) & finite & ~zero & ~undefined)
+    if kind in _UNDERFLOWING and not (kind == "mulc" and not Fraction(body.split("#")[1])):
+        unsure = unsure | ((value.abs() < TINY) & finite & ~zero & ~undefined)
     if kind in _PERIODIC or kind in ("remainder", "fmod", "floor_divide", "floor", "round", "trunc", "ceil"):
         unsure = unsure | ((numbers[0].abs() > PERIODIC_LIMIT) & finite)
     size, known = _error_size(body, args, value)
@@ -289,7 +293,9 @@ def _fold(body: str, role: str, x: Value, dims: Sequence[int], shape: Sequence[i
         raise NoValue(f"a reduction of dimensions {list(dims)} of shape {list(x.shape)}")
     kept = [n for d, n in enumerate(x.shape) if d not in dims]
     if list(shape) != kept:
-        raise NoValue(f"a reduction of dimensions {list(dims)} of shape {list(x.shape)} said to have shape {list(shape)}")
+        raise NoValue(
+            f"a reduction of dimensions {list(dims)} of shape {list(x.shape)} said to have shape {list(shape)}"
+        )
     d = tuple(dims)
     kind, attrs = split_body(body)
     folds: dict[tuple[str, str], Callable[[Any], Any]] = {

@@ -20,6 +20,7 @@ from emerge.verdict.types import (
     UNKNOWN,
     Assumption,
     Counterexample,
+    DivergenceLike,
     Finding,
     NotRun,
     Output,
@@ -282,11 +283,18 @@ def _refuted(
     if refutation.kind:
         nodes = refutation.witnesses[0].nodes if refutation.witnesses else []
         result.findings.append(execution_finding(structure, refutation.kind, refutation.reason, nodes))
-    for divergence in refutation.diverging:
-        result.findings.append(diverging_finding(structure, divergence, refutation.output))
+    for divergence, first in parting(structure, refutation.diverging):
+        result.findings.append(diverging_finding(structure, divergence, refutation.output, first))
     if not result.findings:
         result.findings = frontier_findings(structure, unproved, "UNPROVED", "error")
     result.findings += mismatches(structure, unproved, "error")
+
+
+def parting(structure: Structure, diverging: Sequence[DivergenceLike]) -> list[tuple[DivergenceLike, bool]]:
+    """The nodes at which the sides part, without those whose value arrived in another form, and whether each comes first."""
+    kept = [d for d in diverging if not structure.supports(d.reference)] or list(diverging)
+    none_first = not any(d.first for d in kept)
+    return [(d, d.first or (none_first and k == 0)) for k, d in enumerate(kept)]
 
 
 def mismatches(structure: Structure, unproved: list[int], severity: str) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from emerge.rules import api, certificates
 from emerge.rules.certify import Refusal
 from emerge.rules.equalities import EqualityCertificate, certify_rule
 from emerge.rules.equality_proof import prove
-from emerge.util.errors import RuleError
+from emerge.util.errors import EmergeError, RuleError
 
 pytest.importorskip("egglog")
 
@@ -194,12 +195,12 @@ def test_changed_shipped_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     known = certificates.read_shipped_equalities()
     stale = {n: replace(c, hash="0") if n == "silu" else c for n, c in known.items()}
     monkeypatch.setattr("emerge.rules.certificates.read_shipped_equalities", lambda path=None: stale)
-    with pytest.raises(RuleError, match="pointwise.egg:.*silu.*has changed") as caught:
+    with pytest.raises(RuleError, match=r"pointwise.egg:.*silu.*has changed") as caught:
         api._admit_equalities(api.equality_rules(), (), {})
     assert "rules check --update" in str(caught.value)
     gone = {n: c for n, c in known.items() if n != "silu"}
     monkeypatch.setattr("emerge.rules.certificates.read_shipped_equalities", lambda path=None: gone)
-    with pytest.raises(RuleError, match="silu.*has no certificate"):
+    with pytest.raises(RuleError, match=r"silu.*has no certificate"):
         api._admit_equalities(api.equality_rules(), (), {})
 
 
@@ -215,7 +216,7 @@ def test_rule_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(RuleError, match=r"mine.egg:2: the rule 'mine' is refused: it makes .* undefined"):
             api._admit_equalities(api.equality_rules([wrong]), trust, {})
     open_ = written(tmp_path, '(rewrite (Map1 "nobody knows" x) (Map1 "this either" x))')
-    with pytest.raises(RuleError, match="cannot be validated.*trust"):
+    with pytest.raises(RuleError, match=r"cannot be validated.*trust"):
         api._admit_equalities(api.equality_rules([open_]), (), {})
     assert api._admit_equalities(api.equality_rules([open_]), ("mine",), {})["mine"] == "assumed"
 
@@ -224,3 +225,86 @@ def test_name_of_a_law(tmp_path: Path) -> None:
     path = written(tmp_path, '(rewrite (Map1 "log" (Map1 "exp" x)) x)', "equal-reference")
     with pytest.raises(RuleError, match="name of a law"):
         api.equality_rules([path], ["equal-reference"])
+
+
+STORY = """; Our own functions.
+
+; @meaning log(exp(x)) = x
+(rewrite (Map1 "log" (Map1 "exp" x)) x :ruleset algebra :name "log-of-exp")
+"""
+
+
+def test_story_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown without the rule, equivalent with it, which the report names; a wrong rule is refused with a counterexample."""
+    import torch
+
+    import emerge
+
+    monkeypatch.setattr(
+        "emerge.rules.api._loaded", lambda files: (None, {})
+    )  # the laws of datalog/ are not at issue here
+
+    def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.log(torch.exp(x)) * y
+
+    def implementation(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+
+    def compare(rules: list[Path]) -> Any:
+        return emerge.compare(reference, implementation, inputs=(x, y), relations="auto", rules=rules)
+
+    assert compare([]).verdict == "UNKNOWN"
+    path = tmp_path / "mine.egg"
+    path.write_text(STORY)
+    found = compare([path])
+    assert found.verdict == "EQUIVALENT"
+    assert found.rules_used["log-of-exp"] > 0
+    assert found.rules_used["equal-reference"] > 0
+    assert not any(rule.startswith("shape-") for rule in found.rules_used)
+    assert found.evidence in ("proved", "tested")
+    assert found.seconds["egglog"] > 0
+    path.write_text(STORY.replace('"log" (Map1 "exp" x)', '"exp" (Map1 "log" x)'))
+    with pytest.raises(EmergeError) as caught:
+        compare([path])
+    assert "'log-of-exp' is refused" in str(caught.value)
+    assert "undefined" in str(caught.value)
+    assert "mine.egg:4" in str(caught.value)
+
+
+def test_same_facts_are_in_the_log() -> None:
+    from emerge.rules.examine import run_derivation
+    from emerge.rules.generate import scene
+
+    derivation = run_derivation(scene("forms found by the algebra", 3), (), "embedded", True, None)
+    assert derivation.result.log is not None
+    instances = list(derivation.result.log.instances())
+    assert any(p.relation == "same" for i in instances for p in i.premises)
+    assert {"equal-reference", "equal-implementation"} & {i.clause.law for i in instances}
+
+
+def test_same_is_derived_by_no_clause(tmp_path: Path) -> None:
+    path = tmp_path / "mine.dl"
+    path.write_text("// @law mine\n// @meaning all tensors are equal\nsame(V, W) :- value(V, 1), value(W, 1).\n")
+    with pytest.raises(RuleError, match=r"mine.dl:3.*derived by no clause"):
+        api._loaded((path,))
+
+
+def test_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An UNKNOWN says that the saturation stopped early."""
+    import torch
+
+    import emerge
+    import emerge.algebra.extend as stage
+    from emerge.algebra.saturate import Budget
+
+    monkeypatch.setattr("emerge.campaign.run.law_levels", lambda rules, trust: {})
+    whole = stage.extend
+    monkeypatch.setattr(stage, "extend", lambda low, files: whole(low, files, Budget(rounds=1)))
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    found = emerge.compare(
+        lambda x, y: torch.log(torch.exp(x)) * (y + 1), lambda x, y: x * (1 + y), inputs=(x, y), relations="auto"
+    )
+    assert found.verdict == "UNKNOWN"
+    assert "the algebra of the reference stopped after 1 rounds" in found.reason

@@ -58,6 +58,11 @@ def capture_vllm(
         if files is not None:
             files |= took_part
     lost = dropped(weights.numbering, loaded) if len(chosen) == spec.tp_size else []
+    for key in ("never_loaded", "not_used"):  # of no rank: a bias may be added on rank 0 only
+        first, *others = [graph.extra["weights"][key] for graph in graphs]
+        common = [label for label in first if all(label in other for other in others)]
+        for graph in graphs:
+            graph.extra["weights"][key] = common
     for graph in graphs:
         graph.extra["weights"]["dropped"] = lost
         graph.extra["packed"] = list(spec.seqs)
@@ -146,6 +151,12 @@ class _Rank:
             loaded = any(b.label is not None for b in boxes)
             if boxes and not loaded and item.name not in used and item.label not in self.parameters:
                 continue  # a buffer that neither the checkpoint nor the program knows, such as kv-cache scales
+            constant = (item.label or "").startswith("const:")
+            if numbers is None and not constant and item.label not in ("input_ids", "positions"):
+                if item.name not in used:
+                    continue
+                note = f"{item.label} is made from other weights after loading; nothing is known about its content"
+                graph.extra.setdefault("capture_notes", []).append(note)
             kept.append(item)
             if not boxes:
                 continue
