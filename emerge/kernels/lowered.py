@@ -170,8 +170,8 @@ class Meanings:
         return count
 
     def _expand(
-        self, low: Lowering, done: set[tuple[str, int, str]], node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any],
-        result: Any,
+        self, low: Lowering, done: set[tuple[str, int, str]], node: FamilyNode, op: str, args: list[Any],
+        kwargs: dict[str, Any], result: Any,
     ) -> int:  # fmt: skip
         key = (node.name, result.id if isinstance(result, Tensor) else id(result), op)
         if key in done:

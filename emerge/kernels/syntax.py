@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
+import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +61,8 @@ class Definition:
         meaning: one line. contract: the rest of the docstring.
         writes: parameters that the kernel overwrites, in the order of the results.
         examples: parameter -> expression of a valid argument.
-        text: function and helpers in normal form; ``hash`` is bound to it and to the operator's name.
+        text: function and helpers, for people. code: their tokens, without comments and docstrings; ``hash`` is bound to
+            these and to the operator's name.
     """
 
     operator: str
@@ -70,6 +73,7 @@ class Definition:
     examples: tuple[Mapping[str, ast.expr], ...]
     helpers: Mapping[str, Function] = field(repr=False, default_factory=dict)
     text: str = field(repr=False, default="")
+    code: str = field(repr=False, default="")
     shipped: bool = False
 
     @property
@@ -85,7 +89,7 @@ class Definition:
     @property
     def hash(self) -> str:
         """Digest of everything the meaning depends on."""
-        return hashlib.sha256(f"{self.operator}\n{self.text}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.operator}\n{self.code}".encode()).hexdigest()
 
 
 def read_definitions(path: Path, shipped: bool = False) -> list[Definition]:
@@ -95,7 +99,8 @@ def read_definitions(path: Path, shipped: bool = False) -> list[Definition]:
         RuleError: the file cannot be read, is not in the language, or an operator stands in it without a docstring.
     """
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source, filename=str(path))
     except (OSError, SyntaxError, ValueError) as exc:
         line = f":{exc.lineno}" if isinstance(exc, SyntaxError) else ""
         raise RuleError(f"expected kernel definitions, found: {exc}; correct the file", f"{path}{line}") from None
@@ -109,7 +114,7 @@ def read_definitions(path: Path, shipped: bool = False) -> list[Definition]:
     out: list[Definition] = []
     seen: set[tuple[str, str]] = set()
     for node in nodes:
-        for made in _definitions(node, functions, {n.name: n for n in nodes}, path, shipped):
+        for made in _definitions(node, functions, {n.name: n for n in nodes}, path, source, shipped):
             if (made.operator, made.function.name) in seen:
                 raise RuleError(f"{made.operator} is named twice at {made.function.name}", made.place)
             seen.add((made.operator, made.function.name))
@@ -140,13 +145,16 @@ def _check(node: ast.AST, path: Path) -> None:
             f"{type(node).__name__} is not in the language of kernel definitions; it has assignments, if, for, assert and "
             "return (docs/kernels.md)", f"{path}:{line}" if line else str(path),
         )  # fmt: skip
-    if (isinstance(node, ast.Attribute) and node.attr.startswith("_")) or (isinstance(node, ast.Name) and node.id.startswith("__")):
-        raise RuleError("names of the language do not start with '_'", f"{path}:{node.lineno}")
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if name.startswith("_"):
+        place = f"{path}:{getattr(node, 'lineno', 0)}"
+        raise RuleError("names of the language do not start with '_'", place)
 
 
 def _definitions(
-    node: ast.FunctionDef, functions: Mapping[str, Function], nodes: Mapping[str, ast.FunctionDef], path: Path, shipped: bool
-) -> Iterator[Definition]:
+    node: ast.FunctionDef, functions: Mapping[str, Function], nodes: Mapping[str, ast.FunctionDef], path: Path, source: str,
+    shipped: bool,
+) -> Iterator[Definition]:  # fmt: skip
     operators: list[str] = []
     writes: tuple[str, ...] = ()
     examples: list[Mapping[str, ast.expr]] = []
@@ -181,17 +189,20 @@ def _definitions(
         return
     doc = ast.get_docstring(node)
     if not doc:
-        raise RuleError(f"{node.name} has no docstring; its first line says what the operator computes", f"{path}:{node.lineno}")
+        what = f"{node.name} has no docstring; its first line says what the operator computes"
+        raise RuleError(what, f"{path}:{node.lineno}")
     meaning, _, contract = doc.partition("\n")
     used = _used(node, nodes)
     text = "\n".join(ast.unparse(_plain(nodes[n])) for n in used)
+    code = " ".join(_tokens(source, nodes[n]) for n in used)
     helpers = {n: functions[n] for n in used if n != node.name}
     for name in operators:
         if name.count(".") < 1:
-            raise RuleError(f"expected a qualified operator name such as aten.gelu.default, found {name!r}", f"{path}:{node.lineno}")
+            what = f"expected a qualified operator name such as aten.gelu.default, found {name!r}"
+            raise RuleError(what, f"{path}:{node.lineno}")
         yield Definition(
             name, functions[node.name], meaning.strip(), contract.strip(), writes, tuple(examples), helpers,
-            f"{text}\nwrites {writes}", shipped,
+            text, f"{code} writes {' '.join(writes)}", shipped,
         )  # fmt: skip
 
 
@@ -200,10 +211,10 @@ def _used(node: ast.FunctionDef, nodes: Mapping[str, ast.FunctionDef]) -> list[s
     found, stack = [node.name], [node]
     while stack:
         for inner in ast.walk(stack.pop()):
-            if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id in nodes:
-                if inner.func.id not in found:
-                    found.append(inner.func.id)
-                    stack.append(nodes[inner.func.id])
+            name = inner.func.id if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) else ""
+            if name in nodes and name not in found:
+                found.append(name)
+                stack.append(nodes[name])
     return found
 
 
@@ -214,3 +225,17 @@ def _plain(node: ast.FunctionDef) -> ast.FunctionDef:
         name=node.name, args=node.args, body=body, decorator_list=[], returns=None, type_comment=None,
         lineno=node.lineno, col_offset=0,
     )  # fmt: skip
+
+
+def _tokens(source: str, node: ast.FunctionDef) -> str:
+    """The tokens of a function without decorators, docstring and comments: the same for every version of Python."""
+    lines = "".join(f"{line}\n" for line in source.splitlines()[node.lineno - 1 : node.end_lineno])
+    doc = node.body[0] if ast.get_docstring(node) is not None else None
+    rows = range(doc.lineno - node.lineno + 1, (doc.end_lineno or 0) - node.lineno + 2) if doc is not None else range(0)
+    out = []
+    for token in tokenize.generate_tokens(io.StringIO(lines).readline):
+        if token.start[0] in rows or token.type in (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER):
+            continue
+        layout = {tokenize.NEWLINE: ";", tokenize.INDENT: "{", tokenize.DEDENT: "}"}
+        out.append(layout.get(token.type, token.string))
+    return " ".join(out)

@@ -111,7 +111,9 @@ RIGHT: dict[str, tuple[Program, Program, tuple[Any, ...]]] = {
     "causal-compared": (causal, compared(0), (Q, K, V)),
     "window": (window(3, False), window(3, True), (Q, K, V)),
     "grouped": (
-        lambda q, k, v: fused(q, k, v, enable_gqa=True), lambda q, k, v: attention(q, repeated(k, 2), repeated(v, 2)), (Q, KG, VG),
+        lambda q, k, v: fused(q, k, v, enable_gqa=True),
+        lambda q, k, v: attention(q, repeated(k, 2), repeated(v, 2)),
+        (Q, KG, VG),
     ),
 }  # fmt: skip
 WRONG: dict[str, tuple[Program, Program, tuple[Any, ...]]] = {
@@ -124,7 +126,8 @@ WRONG: dict[str, tuple[Program, Program, tuple[Any, ...]]] = {
     "causal-compared-off": (causal, compared(1), (Q, K, V)),
     "window-off-by-one": (window(3, False), window(4, True), (Q, K, V)),
     "heads-interleaved": (
-        lambda q, k, v: fused(q, k, v, enable_gqa=True), lambda q, k, v: attention(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)),
+        lambda q, k, v: fused(q, k, v, enable_gqa=True),
+        lambda q, k, v: attention(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)),
         (Q, KG, VG),
     ),
 }  # fmt: skip
@@ -150,7 +153,12 @@ def test_a_wrong_written_form_is_refuted(name: str) -> None:
     assert result.verdict == "NOT_EQUIVALENT", result.reason
 
 
-GATE = '@operator("{op}")\n@example(x=tensor(3, 5), y=tensor(3, 5), alpha=1.5)\ndef gate(x, y, alpha=1.0):\n    """silu(alpha x) y"""\n    return silu(x {sign} alpha) * y\n'
+GATE = """@operator("{op}")
+@example(x=tensor(3, 5), y=tensor(3, 5), alpha=1.5)
+def gate(x, y, alpha=1.0):
+    'silu(alpha x) y'
+    return silu(x {sign} alpha) * y
+"""
 
 
 @pytest.fixture
@@ -196,7 +204,7 @@ class TestAKernelOfTheUser:
         assert result.verdict == "NOT_EQUIVALENT"
 
     def test_a_wrong_definition_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="'mytestlib.gate.default:gate' is refused: result 0 differs"):
+        with pytest.raises(InputError, match=r"'mytestlib.gate.default:gate' is refused: result 0 differs"):
             emerge.compare(written_gate, gate, inputs=self.inputs, rules=rule(tmp_path, sign="+"))
 
     def graph(self) -> Any:

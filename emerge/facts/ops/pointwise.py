@@ -122,17 +122,22 @@ def unary_with_attributes(low: Lowering, node: FamilyNode, args: list[Any], kwar
 def clamp(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     """All spellings of keeping a value between two constants, either of which may be missing."""
     name = node.op.split(".")[1].rstrip("_")
-    given = {
-        "clamp": (("min", None), ("max", None)),
-        "clamp_min": (("min", None),),
-        "clamp_max": (("max", None),),
-        "hardtanh": (("min_val", -1), ("max_val", 1)),
-        "relu6": (),
-    }[name]
-    bounds = [kwargs.get(key, args[k] if len(args) > k else default) for k, (key, default) in enumerate(given, 1)]
-    low_bound, high_bound = {
-        "clamp_min": [*bounds, None], "clamp_max": [None, *bounds], "relu6": [0, 6],
-    }.get(name, bounds)  # fmt: skip
+
+    def given(k: int, key: str, default: Any = None) -> Any:
+        return kwargs.get(key, args[k] if len(args) > k else default)
+
+    low_bound: Any = None
+    high_bound: Any = None
+    if name == "relu6":
+        low_bound, high_bound = 0, 6
+    elif name == "hardtanh":
+        low_bound, high_bound = given(1, "min_val", -1), given(2, "max_val", 1)
+    elif name == "clamp":
+        low_bound, high_bound = given(1, "min"), given(2, "max")
+    elif name == "clamp_min":
+        low_bound = given(1, "min")
+    else:
+        high_bound = given(1, "max")
     texts = []
     for bound in (low_bound, high_bound):
         c = scalar_constant(bound)
