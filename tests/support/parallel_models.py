@@ -184,9 +184,8 @@ class Positions(nn.Module):
             dim = 0 if self.fault == "gather-dim" else 2
             k, v = (funcol.all_gather_tensor(t, dim, self.group) for t in (k, v))  # fault: gather-dim
             if self.fault == "gather-dim":
-                k, v = (
-                    t.chunk(self.group.size())[0].repeat(1, 1, self.group.size(), 1) for t in (k, v)
-                )  # fault: gather-dim
+                n = self.group.size()
+                k, v = (t.chunk(n)[0].repeat(1, 1, n, 1) for t in (k, v))  # fault: gather-dim
         seen = torch.arange(k.shape[2]) <= first + torch.arange(block)[:, None]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)  # fault: gather-dim
         return y.transpose(1, 2).flatten(2)
