@@ -415,7 +415,8 @@ class Localiser:
         def rank(name: str) -> tuple[bool, bool, float, bool, int]:
             value = family.value(name)
             same = isinstance(value, FamilyNode) and split_op(value.op)[1] == name_of
-            return name not in self._accounted, same, votes[name], self._axes(self.shrinker.imp.tensors.get(name)) == own, -value.id
+            alike = self._axes(self.shrinker.imp.tensors.get(name)) == own
+            return name not in self._accounted, same, votes[name], alike, -value.id
 
         return dict(family.value(max(votes, key=rank)).members)
 

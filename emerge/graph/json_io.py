@@ -214,7 +214,7 @@ def _input(obj: Any) -> Input:
         raise Violation(f"expected a number as 'const', found {describe(constant)}; correct it")
     digest = obj.get("digest")
     if digest is not None and (type(digest) is not str or ":" not in digest):
-        raise Violation(f'expected a digest such as "sha256:..." as \'digest\', found {describe(digest)}; correct it')
+        raise Violation(f"expected a digest such as \"sha256:...\" as 'digest', found {describe(digest)}; correct it")
     return Input(
         name=required(obj, "name", str, "a string"),
         dtype=_dtype(required(obj, "dtype", str, "a dtype name")),

@@ -16,14 +16,13 @@ import torch.nn.functional as F
 from torch import nn
 
 BATCH, SEQ, HIDDEN, HEADS, HEAD = 2, 8, 24, 4, 6
-MASKS = ("arange", "tril", "fused", "triu_inf")
 
 
 def hide(scores: torch.Tensor, first: int, how: str) -> torch.Tensor:
     """Scores [.., rows, keys] of the queries at positions first, first + 1, ..; later keys count for nothing."""
     rows, keys = scores.shape[-2:]
-    if how == "arange":
-        hidden = torch.arange(keys)[None, :] > (first + torch.arange(rows))[:, None]
+    if how in ("arange", "strict"):
+        hidden = torch.arange(keys)[None, :] > (first + torch.arange(rows))[:, None] + (how == "strict")
         return scores.masked_fill(hidden, float("-inf"))
     if how == "tril":
         seen = torch.ones(rows, keys, dtype=torch.bool).tril(diagonal=first)
@@ -66,12 +65,14 @@ class Attention(nn.Module):
 class GatheredKV(Attention):
     """Keys and values of all ranks, the rank's own queries."""
 
-    def __init__(self, how: str, group: Any, dim: int = 2, shift: bool = True) -> None:
+    def __init__(self, how: str, group: Any, shift: bool = True, reversed_blocks: bool = False) -> None:
         super().__init__(how)
-        self.group, self.dim, self.shift = group, dim, shift
+        self.group, self.shift, self.reversed_blocks = group, shift, reversed_blocks
 
     def core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        k, v = (funcol.all_gather_tensor(t.contiguous(), self.dim, self.group) for t in (k, v))
+        k, v = (funcol.all_gather_tensor(t.contiguous(), 2, self.group) for t in (k, v))
+        if self.reversed_blocks:
+            k, v = (torch.cat(t.chunk(self.group.size(), 2)[::-1], 2) for t in (k, v))
         first = self.group.rank() * q.shape[2] if self.shift else 0
         return attend(q, k, v, first, self.how)
 
@@ -116,9 +117,9 @@ def alone(how: str = "arange") -> Any:
     return Attention(how), (torch.randn(BATCH, SEQ, HIDDEN),)
 
 
-def gathered(mesh: Any, rank: int, how: str = "arange", dim: int = 2, shift: bool = True) -> Any:
+def gathered(mesh: Any, rank: int, how: str = "arange", shift: bool = True, reversed_blocks: bool = False) -> Any:
     group = mesh.get_group("cp")
-    return GatheredKV(how, group, dim, shift), (torch.randn(BATCH, SEQ // group.size(), HIDDEN),)
+    return GatheredKV(how, group, shift, reversed_blocks), (torch.randn(BATCH, SEQ // group.size(), HIDDEN),)
 
 
 def ulysses(mesh: Any, rank: int, how: str = "arange", style: str = "single", swapped: bool = False) -> Any:

@@ -39,9 +39,9 @@ class Norm(nn.Module):
 def rotated(x: torch.Tensor, first: int) -> torch.Tensor:
     """Rotary positions on [batch, heads, seq, head]; the sequence starts at position ``first``."""
     frequency = 100.0 ** (-torch.arange(0, HEAD, 2) / HEAD)
-    angle = (first + torch.arange(x.shape[2]))[:, None] * torch.cat((frequency, frequency))
+    angle = (first + torch.arange(x.shape[2]))[:, None] * torch.cat((frequency, frequency))  # fault: rotary-offset
     left, right = x.chunk(2, -1)
-    return x * angle.cos() + torch.cat((-right, left), -1) * angle.sin()  # fault: rotary-offset
+    return x * angle.cos() + torch.cat((-right, left), -1) * angle.sin()
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,8 @@ class Positions(nn.Module):
             dim = 0 if self.fault == "gather-dim" else 2
             k, v = (funcol.all_gather_tensor(t, dim, self.group) for t in (k, v))  # fault: gather-dim
             if self.fault == "gather-dim":
-                k, v = (t.chunk(self.group.size())[0].repeat(1, 1, self.group.size(), 1) for t in (k, v))  # fault: gather-dim
+                n = self.group.size()
+                k, v = (t.chunk(n)[0].repeat(1, 1, n, 1) for t in (k, v))  # fault: gather-dim
         seen = torch.arange(k.shape[2]) <= first + torch.arange(block)[:, None]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)  # fault: gather-dim
         return y.transpose(1, 2).flatten(2)
@@ -310,3 +311,13 @@ def small_parallel(mesh: Any, rank: int, model: str = "loss", fault: str = "") -
     if model in DIVIDED:
         shape[DIVIDED[model]] //= group.size()
     return SMALL[model](group, fault), (torch.randn(*shape),)
+
+
+#: Input relations of :func:`tensor_and_data`: two axes of one size could divide a dimension, so they have to be said.
+TENSOR_AND_DATA = {
+    "ids": "(dp b) s ~ b s",
+    **{f"{n}.weight": "(tp o) i ~ o i" for n in ("embed", "q", "k", "v", "gate", "up", "head")},
+    **{f"{n}.weight": "o (tp i) ~ o i" for n in ("o", "down")},
+    **{f"{n}.weight": "i ~ i" for n in ("norm1", "norm2", "last")},
+    **{f"{n}.bias": "o ~ o" for n in ("o", "down")},
+}
