@@ -113,7 +113,10 @@ def _with_padding(mine: list[list[dict[str, Any]]], items: list[Input], ref: Inp
         return mine
     if list(first["axes"]) != straight or len(shape) != len(ref.shape):
         return mine
-    short = [d for d, n in enumerate(shape) if any(b is None or b["local"][d] != [0, n] for b in given)]
+    held = [b for b in given if b is not None]
+    short = [d for d, n in enumerate(shape) if any(list(b["local"][d]) != [0, n] for b in held)]
+    if not short and len(held) < len(given):
+        short = [d for d in range(len(shape)) if any(b["at"][d] != first["at"][d] for b in held)]
     if len(short) != 1 or not isinstance(shape[short[0]], int):
         return mine
     d, step, total = short[0], int(shape[short[0]]), int(ref.shape[short[0]])

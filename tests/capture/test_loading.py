@@ -14,9 +14,7 @@ from emerge.campaign.build import prepare  # noqa: E402
 from emerge.campaign.config import PairSpec  # noqa: E402
 from emerge.capture.loading import loading_relations, mesh_factors, packed_alignment  # noqa: E402
 from emerge.capture.vllm.boxes import OTHER, UNSET, ZERO, Numbering  # noqa: E402
-from emerge.capture.vllm.padding import write_padding  # noqa: E402
-from emerge.execute.lockstep import run_ranks  # noqa: E402
-from emerge.graph.model import Graph, Input, Node, Ref  # noqa: E402
+from emerge.graph.model import Graph, Input  # noqa: E402
 from emerge.graph.relations import Relations  # noqa: E402
 from emerge.graph.relations_io import decode_relations, encode_relations  # noqa: E402
 from emerge.util.errors import RelationError  # noqa: E402
@@ -117,32 +115,23 @@ def test_what_has_no_form_is_left_open() -> None:
     assert "no equal blocks" in uneven.open["a"]
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_padding_becomes_nodes(world: int) -> None:
-    """Six rows padded to eight: with four ranks the last holds padding only."""
-    ref = reference(6, 3)
-    source = Numbering([("a", (6, 3))])
+@pytest.mark.parametrize(
+    ("world", "alignment"), [(1, "a b ~ a b"), (2, "(tp a) b ~ a b"), (4, "(tp a) b ~ a b")]
+)
+def test_padding_behind_a_parameter_is_padding_of_the_reference(world: int, alignment: str) -> None:
+    """Six rows padded to eight; with four ranks the last holds padding only."""
     padded = torch.cat([torch.arange(18).reshape(6, 3), torch.full((2, 3), ZERO)])
-    parts = list(padded.chunk(world))
-    _, ranks = relate(ref, *parts)
-    for g in ranks:
-        g.nodes.append(Node("out", "aten.neg.default", [Ref("w")], {}, "float32", tuple(parts[0].shape)))
-        g.outputs = ["out"]
-    write_padding(ranks, source, [{"w": p} for p in parts], {"w": "loader.py:1"})
-    assert {n.source for g in ranks for n in g.nodes if n.name != "out"} == {"loader.py:1"}
-    assert texts(loading_relations(ref, ranks, ranks[0].mesh)) == [("a b ~ a b", (), ((0, 6), (0, 3)))]
-    value = torch.randn(6, 3, dtype=torch.float64)
-    want = -torch.cat([value, torch.zeros(2, 3, dtype=torch.float64)])
-    found = run_ranks(ranks, [{"w": value}] * world)
-    assert torch.equal(torch.cat([r["out"] for r in found]), want)
+    found, _ = relate(reference(6, 3), *padded.chunk(world))
+    assert not found.open
+    (entry,) = found.inputs
+    assert (entry.alignment, entry.seq_cuts) == (alignment, ((0, 8), (0, 3)))
 
 
-def test_padding_that_is_no_block_of_a_padded_parameter_stays() -> None:
+def test_padding_that_is_no_block_of_a_padded_parameter_stays_open() -> None:
     whole = torch.arange(18).reshape(6, 3)
     parts = [torch.cat([whole[:3], torch.full((1, 3), ZERO)]), torch.cat([whole[2:5], torch.full((1, 3), OTHER)])]
-    _, ranks = relate(reference(6, 3), *parts)
-    write_padding(ranks, Numbering([("a", (6, 3))]), [{"w": p} for p in parts], {})
-    assert all(not g.nodes for g in ranks)
+    found, _ = relate(reference(6, 3), *parts)
+    assert not any(e.seq_cuts and e.seq_cuts[0][1] > 6 for e in found.inputs)
 
 
 @pytest.mark.parametrize(
