@@ -1,4 +1,4 @@
-"""Writes a live pair as a case directory, e.g. for planted faults: ``python benchmarks/live_case.py llama-3.1-8b DIR [--tp 2]``.
+"""Writes a live pair as a case directory, e.g. for planted faults: ``python benchmarks/live_case.py MODEL DIR [--tp 2]``.
 
 The model is one of ``live_matrix.py``, tiny; relations come from its DTensor placements and names, as ``auto`` has them.
 """
@@ -11,12 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.live_matrix import MODELS, source  # noqa: E402
-from emerge.capture.relations import placement_relations  # noqa: E402
-from emerge.capture.source import load_spec  # noqa: E402
-from emerge.graph.json_io import write_graph  # noqa: E402
-from emerge.graph.relations import Relations  # noqa: E402
-from emerge.graph.relations_io import write_relations  # noqa: E402
+from benchmarks.live_matrix import MODELS, source
+from emerge.capture.relations import placement_relations
+from emerge.capture.source import load_spec
+from emerge.graph.json_io import write_graph
+from emerge.graph.relations import Relations
+from emerge.graph.relations_io import write_relations
 
 
 def main() -> None:

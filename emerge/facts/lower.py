@@ -653,7 +653,8 @@ POSITIONAL = {
     "aten.linear": 3, "aten.addmm": 3, "aten.baddbmm": 3, "aten.embedding": 5, "aten.cat": 2, "aten.stack": 2, "aten.neg": 1,
     "aten.transpose": 3, "aten.permute": 2, "aten.view": 2, "aten.reshape": 2, "aten.expand": 2, "aten.where": 3,
     "aten.masked_fill": 3, "aten.gather": 3, "aten.select": 3, "aten.slice": 5, "aten.eq": 2, "aten.lt": 2, "aten.ge": 2,
-    "aten.add": 2, "aten.sub": 2, "aten.add.Scalar": 3, "aten.sub.Scalar": 3, "aten.maximum": 2, "aten.minimum": 2, "aten.pow": 2,
+    "aten.add": 2, "aten.sub": 2, "aten.add.Scalar": 3, "aten.sub.Scalar": 3, "aten.maximum": 2, "aten.minimum": 2,
+    "aten.pow": 2,
 }  # fmt: skip
 #: Keyword arguments that the lowerings know or may ignore.
 KEYWORDS = frozenset(
