@@ -268,6 +268,8 @@ class Lowering:
         self.flat_views: frozenset[str] = frozenset()
         #: Constants that were executed and are lower triangles of True (or of 0 above -inf): causal masks.
         self.causal_masks: frozenset[str] = frozenset()
+        #: Constants that were executed and hold one number, which they do not show.
+        self.uniform: Mapping[str, float] = {}
         self._memo: dict[Any, Tensor] = {}
         self._bodies: set[str] = set()
 
@@ -344,6 +346,9 @@ class Lowering:
             if self.strict:
                 raise GraphError(why, f"node {node.name!r} ({node.op})")
             result = self.unknown_result(node, why)
+        if node.name in self.uniform and isinstance(result, Tensor) and result.constant is None:
+            result = self.constant(self.uniform[node.name], result.shape, result.dtype)
+            self.assume("equal_constants", result, "a constant, executed here, all of whose elements are one number")
         self.tensors[node.name] = result
         for target in self.storage.visit(node, self._rearranged(node, result)):
             self.tensors[target] = result

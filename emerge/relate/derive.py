@@ -48,6 +48,7 @@ class Problem:
     Attributes:
         inputs: what is given. outputs: what is claimed.
         causal_masks: per side, constants that were executed and are causal masks.
+        uniform: per side, constants that were executed and hold one number.
     """
 
     reference: FamilyGraph
@@ -56,6 +57,7 @@ class Problem:
     inputs: list[Statement]
     outputs: list[Statement]
     causal_masks: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    uniform: tuple[Mapping[str, float], Mapping[str, float]] = field(default_factory=lambda: ({}, {}))
 
 
 @dataclass
@@ -115,6 +117,7 @@ def lower_problem(
     ref.flat_views, imp.flat_views = flat_views
     ref.padded_inputs = padded_inputs(problem)
     ref.causal_masks, imp.causal_masks = problem.causal_masks
+    ref.uniform, imp.uniform = problem.uniform
     ref.lower(problem.reference)
     for statement in problem.inputs:
         # where the reference fails nothing is claimed, so its indices are in range on the implementation's side too
