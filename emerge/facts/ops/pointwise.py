@@ -289,6 +289,10 @@ def regroup(low: Lowering, result: Tensor, x: Tensor, inner: Tensor) -> None:
 
 def _shifted_range(low: Lowering, x: Any, y: Any, factor: Fraction, dtype: str) -> Tensor | None:
     """``arange(n) + c`` is a range that starts at ``c``; ``c`` may depend on the rank."""
+    if isinstance(y, Tensor) and isinstance(y.constant, Fraction) and isinstance(x, Tensor) and is_integer(y.dtype):
+        # a tensor of one number; it may have the dimensions of the range, not more
+        fits = len(y.shape) <= len(x.shape) and all(n in (1, m) for n, m in zip(y.shape[::-1], x.shape[::-1]))
+        y = int(y.constant) if fits else y
     if not isinstance(x, Tensor) or isinstance(y, Tensor) or factor != 1 or not is_integer(dtype) or x.dtype != dtype:
         return None
     shift = low.integers(y)
