@@ -10,6 +10,7 @@ from emerge.facts.ops import (
     mixed,
     pointwise,
     positions,
+    ranking,
     reduction,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "mixed",
     "pointwise",
     "positions",
+    "ranking",
     "reduction",
 ]

@@ -358,7 +358,10 @@ def div(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
                 else low.pointwise("cdiv#0", "cdiv", [y], dtype)
             )
         return low.pointwise(f"cdiv#{constant_text(cx)}", "cdiv", [y], dtype)
-    return low.pointwise("div", "div", [x, y], dtype)
+    from emerge.facts.ops.ranking import renormalised
+
+    known = renormalised(low, x, y)
+    return known if known is not None else low.pointwise("div", "div", [x, y], dtype)
 
 
 def rank_weighted(low: Lowering, x: Tensor, values: list[Fraction], dtype: str) -> Tensor:
@@ -619,6 +622,8 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
     known = two_valued(low, x) if target == "bool" else None
     if known is not None:
         return choice(low, known[0], bool(known[1]), bool(known[2]), x.shape)
+    if is_integer(target) and target != "bool" and low.positions_below(x, target):
+        return low.retyped(x, target)
     exact = x.dtype in ("int64", "bool") and target == "int64"
     result = low.pointwise(f"cast#{target}", "cast" if exact else "convert", [x], target)
     if exact:
