@@ -50,6 +50,9 @@ _MOVING = _TRANSPARENT | {
     *("repeat", "repeat_interleave"),
 }
 
+#: Those that choose between two constants where a mask holds.
+_SELECTIONS = {"where", "masked_fill"}
+
 #: Those that put pieces together.
 _JOINING = {"cat", "stack"}
 
@@ -179,8 +182,9 @@ class Localiser:
                 seen.add(user)
                 if user in self._indices or self.counterparts(user) is None:
                     pending.append(user)
-                else:
+                elif not is_integer(self.nodes[user].dtype or ""):
                     return True
+                # a decision (which experts, which token) may be the same although what it was taken from differs
         return False
 
     @cached_property
@@ -226,7 +230,7 @@ class Localiser:
 
     @cached_property
     def _indices(self) -> set[str]:
-        """Masks and indices made of integers alone.
+        """Masks and indices made of integers alone, and masks of two constants.
 
         They are often spelled differently on both sides (one range here, a range per rank there); what they do shows
         where a floating value is looked up or masked with them.
@@ -237,7 +241,14 @@ class Localiser:
             made_of = [r in found or (r not in self.nodes and is_integer(types[r].dtype)) for r in node.refs()]
             if all(made_of) and node.dtype is not None and is_integer(node.dtype):
                 found.add(node.name)
+            elif split_op(node.op)[1] in _SELECTIONS and node.refs():
+                if all(made or not self._refs_of(r) for made, r in zip(made_of, node.refs())):
+                    found.add(node.name)
         return found
+
+    def _refs_of(self, name: str) -> list[str]:
+        """What a node reads; an input counts as reading itself."""
+        return list(self.nodes[name].refs()) if name in self.nodes else [name]
 
     # ---- values in another order ------------------------------------------------------------------------------------
 
