@@ -26,7 +26,7 @@ class Budget:
         seconds: wall-clock limit, looked at between rounds.
     """
 
-    rounds: int = 12
+    rounds: int = 40
     growth: int = 40
     seconds: float = 20.0
 

@@ -18,14 +18,15 @@ from emerge.execute.constants import const_subgraph
 from emerge.execute.lockstep import run_sequential
 from emerge.execute.memory import estimate_peak
 from emerge.facts.families import FamilyGraph
-from emerge.facts.lower import Tensor
+from emerge.facts.lower import Elements, Lowering, Tensor
+from emerge.facts.ops.positions import range_along
 from emerge.graph.model import Graph
 from emerge.relate.derive import Derivation, Problem
 from emerge.relate.statement import CONSTANT, AxisPlacement, Piece, Statement
 from emerge.util.errors import EmergeError
 
-#: dtype, shape, SHA-256 of the bytes, and whether it is a causal mask.
-Digest = tuple[str, tuple[int, ...], str, bool]
+#: dtype, shape, SHA-256 of the bytes, whether it is a causal mask, and its elements where they are one number or a range.
+Digest = tuple[str, tuple[int, ...], str, bool, Elements | None]
 #: Memory for executing the constants of one graph.
 MOST_BYTES = 1 << 30
 #: Pairs of one content that are related; more come from constants of few values.
@@ -38,7 +39,7 @@ def constant_digests(graph: Graph) -> dict[str, Digest]:
     for item in graph.inputs:
         digest = item.extra.get("digest")
         if isinstance(digest, str) and all(isinstance(n, int) for n in item.shape):
-            out[item.name] = (item.dtype, tuple(int(n) for n in item.shape), digest, False)
+            out[item.name] = (item.dtype, tuple(int(n) for n in item.shape), digest, False, None)
     fixed = [i for i in graph.inputs if i.const is not None]
     alone = const_subgraph(replace(graph, inputs=fixed))
     names = {i.name for i in fixed} | {n.name for n in graph.nodes if n.name in alone}
@@ -52,16 +53,27 @@ def constant_digests(graph: Graph) -> dict[str, Digest]:
         return out  # an operator that is not executed: nothing is known
     for node in nodes:
         value = values.get(node.name)
-        if isinstance(value, torch.Tensor) and node.dtype is not None and _varies(value):
+        if isinstance(value, torch.Tensor) and node.dtype is not None and value.numel() > 1:
             exact = value.to(getattr(torch, node.dtype))  # it was computed in this type and widened when it was kept
             if torch.equal(exact.to(value.dtype), value):
-                out[node.name] = (node.dtype, tuple(value.shape), digest_of(exact), is_causal(exact))
+                digest = digest_of(exact)
+                out[node.name] = (node.dtype, tuple(value.shape), digest, is_causal(exact), _elements(exact))
     return out
 
 
-def _varies(value: Any) -> bool:
-    """Constants of one value are literals to the derivation; equal ones say nothing new."""
-    return value.numel() > 1 and not bool((value == value.reshape(-1)[0]).all())
+def _elements(value: Any) -> Elements | None:
+    """The number that all elements are, or the range that they are along one dimension."""
+    if value.is_complex():
+        return None
+    first = value.reshape(-1)[0]
+    if bool((value == first).all()):
+        return Elements(first.item())
+    varying = [d for d in range(value.dim()) if not bool((value == value.narrow(d, 0, 1)).all())]
+    if value.dtype != torch.int64 or len(varying) != 1:
+        return None
+    along = value.movedim(varying[0], -1).reshape(-1, value.shape[varying[0]])[0]
+    steps = along.diff()
+    return Elements(first.item(), varying[0], int(steps[0])) if bool((steps == steps[0]).all()) else None
 
 
 def is_causal(value: Any) -> bool:
@@ -86,7 +98,8 @@ def digest_of(value: Any) -> str:
 def with_constants(problem: Problem, derivation: Derivation) -> Problem | None:
     """The problem with what executing its constants says; None where that is nothing new.
 
-    Constants with equal bits, the same on every rank, are equal; a mask that is the causal one is the causal flag.
+    Constants with equal bits, the same on every rank, are equal; a mask that is the causal one is the causal flag; a tensor
+    that holds one number is that number, and one that holds a range is that range.
     """
     ours, theirs = _families(problem.reference), _families(problem.implementation)
     known = {(s, d) for s, d, *_ in derivation.result.relations["aligned"]}
@@ -94,7 +107,7 @@ def with_constants(problem: Problem, derivation: Derivation) -> Problem | None:
     found: list[Statement] = []
     for content, names in names_of.items():
         others = others_of.get(content, [])
-        if len(names) * len(others) > MOST_PAIRS:
+        if (content[4] is not None and content[4].dim is None) or len(names) * len(others) > MOST_PAIRS:
             continue
         for name in names:
             for other in others:
@@ -102,9 +115,21 @@ def with_constants(problem: Problem, derivation: Derivation) -> Problem | None:
                 if isinstance(s, Tensor) and isinstance(d, Tensor) and (s.id, d.id) not in known:
                     found.append(_equal(name, other, content[1]))
     ref, imp = (frozenset(n for n, digest in side.items() if digest[3]) for side in (ours, theirs))
-    if not found and not ref and not imp:
+    seen = _unseen(ours, derivation.reference), _unseen(theirs, derivation.implementation)
+    if not found and not ref and not imp and not any(seen):
         return None
-    return replace(problem, inputs=[*problem.inputs, *found], causal_masks=(ref, imp))
+    return replace(problem, inputs=[*problem.inputs, *found], causal_masks=(ref, imp), executed=seen)
+
+
+def _unseen(digests: Mapping[str, Digest], low: Lowering) -> dict[str, Elements]:
+    """Constants of one number, and ranges, that the derivation does not see as such."""
+    out: dict[str, Elements] = {}
+    for name, (*_, elements) in digests.items():
+        tensor = low.tensors.get(name)
+        if elements is not None and isinstance(tensor, Tensor) and tensor.constant is None:
+            if elements.dim is None or range_along(low, tensor) is None:
+                out[name] = elements
+    return out
 
 
 def _families(side: FamilyGraph) -> dict[str, Digest]:

@@ -100,6 +100,14 @@ class Made:
     relocation: tuple[str, str] | None = None
 
 
+class Elements(NamedTuple):
+    """The elements of a constant: all ``first``, or ``first + step * i`` at position ``i`` of dimension ``dim``."""
+
+    first: float
+    dim: int | None = None
+    step: int = 0
+
+
 class Recipe(NamedTuple):
     """How a tensor can be made again, for the algebra: what it is in terms of its operands.
 
@@ -275,6 +283,8 @@ class Lowering:
         self.flat_views: frozenset[str] = frozenset()
         #: Constants that were executed and are lower triangles of True (or of 0 above -inf): causal masks.
         self.causal_masks: frozenset[str] = frozenset()
+        #: Constants that were executed and hold one number or a range, which their operators do not show.
+        self.executed: Mapping[str, Elements] = {}
         self._memo: dict[Any, Tensor] = {}
         self._bodies: set[str] = set()
 
@@ -351,12 +361,28 @@ class Lowering:
             if self.strict:
                 raise GraphError(why, f"node {node.name!r} ({node.op})")
             result = self.unknown_result(node, why)
+        if node.name in self.executed and isinstance(result, Tensor):
+            result = self.executed_constant(self.executed[node.name], result)
         self.tensors[node.name] = result
         for target in self.storage.visit(node, self._rearranged(node, result)):
             self.tensors[target] = result
         if isinstance(result, Tensor):
             self.nodes_of.setdefault(result.id, []).append(node.name)
         self.node = None
+
+    def executed_constant(self, elements: Elements, x: Tensor) -> Tensor:
+        """A constant whose elements are known from its execution."""
+        from emerge.facts.ops.layout import view
+        from emerge.facts.ops.positions import positions
+
+        if elements.dim is None:
+            result = self.constant(elements.first, x.shape, x.dtype)
+        else:
+            n, after = x.shape[elements.dim], len(x.shape) - elements.dim - 1
+            result = positions(self, n, [int(elements.first)] * self.mesh.ranks, elements.step, x.dtype)
+            result = self.broadcast_to(view(self, result, [n, *[1] * after]), x.shape)
+        self.assume("equal_constants", result, "a constant, executed here: its elements are one number or a range")
+        return result
 
     def note_call(self, node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Keeps a call of an operator that has a definition, for the algebra."""

@@ -15,7 +15,7 @@ from emerge.engine.run import Program, Result, run
 from emerge.facts.base import IMPLEMENTATION, REFERENCE, FactBase, constant_text
 from emerge.facts.families import FamilyGraph
 from emerge.facts.kernels import Signature, signatures
-from emerge.facts.lower import Lowering, Tensor, Unsupported
+from emerge.facts.lower import Elements, Lowering, Tensor, Unsupported
 from emerge.facts.mesh import Mesh
 from emerge.kernels.lowered import Meanings
 from emerge.kernels.registry import definitions
@@ -48,6 +48,7 @@ class Problem:
     Attributes:
         inputs: what is given. outputs: what is claimed.
         causal_masks: per side, constants that were executed and are causal masks.
+        executed: per side, constants that were executed and hold one number or a range.
     """
 
     reference: FamilyGraph
@@ -56,6 +57,7 @@ class Problem:
     inputs: list[Statement]
     outputs: list[Statement]
     causal_masks: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    executed: tuple[Mapping[str, Elements], Mapping[str, Elements]] = field(default_factory=lambda: ({}, {}))
 
 
 @dataclass
@@ -115,6 +117,7 @@ def lower_problem(
     ref.flat_views, imp.flat_views = flat_views
     ref.padded_inputs = padded_inputs(problem)
     ref.causal_masks, imp.causal_masks = problem.causal_masks
+    ref.executed, imp.executed = problem.executed
     ref.lower(problem.reference)
     for statement in problem.inputs:
         # where the reference fails nothing is claimed, so its indices are in range on the implementation's side too

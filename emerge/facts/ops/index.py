@@ -6,6 +6,7 @@ So sharded tables need no law of their own: the one-hot tensor is sharded along 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from emerge.facts.families import FamilyNode
@@ -20,6 +21,7 @@ from emerge.facts.lower import (
     scalar_constant,
     whole,
 )
+from emerge.facts.ops.layout import slice_plain, view
 from emerge.facts.ops.pointwise import fill
 from emerge.facts.routing import note_lookup, note_put
 from emerge.facts.shapes import normalize_dim
@@ -122,6 +124,14 @@ def index(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
         raise Unsupported("indexes with a boolean mask: its shape depends on data")
     if len(used) == 1:
         d, i = used[0]
+        at = i.constant
+        if isinstance(at, Fraction) and -x.shape[d] <= at < x.shape[d]:
+            # one position: a slice
+            start = int(at) % x.shape[d]
+            piece = slice_plain(low, x, d, start, start + 1, 1)
+            lead, rest = x.shape[:d], x.shape[d + 1 :]
+            piece = view(low, piece, [*lead, *[1] * len(i.shape), *rest])
+            return low.broadcast_to(piece, [*lead, *i.shape, *rest])
         result = lookup(low, x, i, d)
     elif (
         len(used) == 2

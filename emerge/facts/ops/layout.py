@@ -272,12 +272,11 @@ def _slice_op(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: int
     if step == 1 and n % size == 0 and start % size == 0:
         return select(low, x, d, start // size, size)
     shape = [size if k == d else m for k, m in enumerate(x.shape)]
-    iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
     if step > 1 and size * step == n:
-        # every step-th element: index `start` of the inner axis
-        iters[d] = Iter(size, "p", whole(size, d), ((0, (Tie(1, d, step, size),)),))
-        iters.append(Iter(step, "o", (), ((0, (Tie(1, d, 1, step),)),)))
-        return low.op(f"stride#{start}#{step}", "slice", [x], iters, shape, x.dtype)
+        # every step-th element: one position of the inner dimension
+        divided = view(low, x, [*x.shape[:d], size, step, *x.shape[d + 1 :]])
+        return view(low, slice_plain(low, divided, d + 1, start, start + 1, 1), shape)
+    iters = [axis(m, "p", k, a0=k) for k, m in enumerate(shape)]
     iters[d] = Iter(size, "pos", whole(size, d))
     iters.append(Iter(n, "o", (), ((0, whole(n, d)),)))
     return low.op(f"slice#{start}#{stop}#{step}#{n}", "slice", [x], iters, shape, x.dtype)

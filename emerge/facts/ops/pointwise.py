@@ -289,6 +289,10 @@ def regroup(low: Lowering, result: Tensor, x: Tensor, inner: Tensor) -> None:
 
 def _shifted_range(low: Lowering, x: Any, y: Any, factor: Fraction, dtype: str) -> Tensor | None:
     """``arange(n) + c`` is a range that starts at ``c``; ``c`` may depend on the rank."""
+    if isinstance(y, Tensor) and isinstance(y.constant, Fraction) and isinstance(x, Tensor) and is_integer(y.dtype):
+        # a tensor of one number; it may have the dimensions of the range, not more
+        fits = len(y.shape) <= len(x.shape) and all(n in (1, m) for n, m in zip(y.shape[::-1], x.shape[::-1]))
+        y = int(y.constant) if fits else y
     if not isinstance(x, Tensor) or isinstance(y, Tensor) or factor != 1 or not is_integer(dtype) or x.dtype != dtype:
         return None
     shift = low.integers(y)
@@ -321,6 +325,9 @@ def mul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
         result = low.pointwise(f"mulc#{constant_text(c)}", "mulc", [x], dtype)
         note_index(low, result, "times", x, c)
         return result
+    for held, other in ((y, x), (x, y)):
+        if isinstance(held.constant, Fraction) and held.constant != 0 and is_floating(x.dtype) and is_floating(y.dtype):
+            return low.broadcast_to(low.scaled(other, held.constant, dtype), node.shape)
     if x.dtype == "bool" and y.dtype != "bool":
         x, y = y, x
     if y.dtype == "bool" and is_integer(x.dtype) and x.dtype != "bool":
@@ -449,6 +456,11 @@ def logic(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
     if name.startswith("logical") or (x.dtype == "bool" and y.dtype == "bool"):
         if x.dtype != "bool" or y.dtype != "bool":
             return low.pointwise(f"logical_{short}", "logical", [x, y], "bool")
+        for held, other in ((x, y), (y, x)):
+            if held.constant is not None and short != "xor":
+                # True and y is y, False and y is False; likewise for or
+                decided = bool(held.constant) == (short == "or")
+                return low.constant(bool(held.constant), node.shape, "bool") if decided else low.broadcast_to(other, node.shape)
         return low.pointwise(short, short, [x, y], "bool", commutative=short != "xor")
     return low.pointwise(f"bit{short}", "bit", [x, y], result_dtype(node, x.dtype))
 
