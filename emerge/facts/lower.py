@@ -264,6 +264,9 @@ class Lowering:
         #: Tensors of positions of a dimension -> its size; largest or smallest values -> (operand, dimension).
         self.position_limits: dict[int, int] = {}
         self.top_of: dict[int, tuple[Tensor, int]] = {}
+        #: Tables of one block of numbers, and what was looked up in them (emerge/facts/ops/blocks.py).
+        self.block_tables: dict[int, Any] = {}
+        self.block_of: dict[int, tuple[Tensor, int, int]] = {}
         self.recipes: dict[int, Recipe] = {}
         self.padded_inputs: dict[str, dict[int, int]] = {}
         self.padded: dict[str, Tensor] = {}

@@ -12,6 +12,7 @@ from typing import Any
 
 from emerge.facts.families import FamilyNode, RankVector
 from emerge.facts.lower import Iter, Lowering, Made, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
+from emerge.facts.ops.blocks import placed_range
 from emerge.facts.ops.collective import all_gather
 from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
 from emerge.graph.model import DType, is_floating
@@ -569,6 +570,9 @@ def stack(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
 def slice_scatter(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x, src = args[0], args[1]
     rest = [*args[2:], *[None] * (4 - len(args[2:]))]
+    table = placed_range(low, x, src, rest)
+    if table is not None:
+        return table
     d = normalize_dim(rest[0] or 0, len(x.shape))
     start, stop = slice_bounds(
         x.shape[d], 0 if rest[1] is None else rest[1], x.shape[d] if rest[2] is None else rest[2], rest[3] or 1
