@@ -334,6 +334,8 @@ class Lowering:
 
     def lower_node(self, node: FamilyNode) -> None:
         """Lowers one node; what cannot be lowered becomes an unknown tensor with a reason."""
+        from emerge.facts.ops.complex_numbers import complex_handler, holds_complex
+
         self.node = node
         handler = find_handler(node.op)
         try:
@@ -346,6 +348,8 @@ class Lowering:
             operands = args[1:] if wrapped else args
             if name in self.described:
                 handler = _described(name, operands)
+            elif holds_complex(args) or holds_complex(kwargs):
+                handler = complex_handler(node.op)
             if handler is None and self.meanings is not None and self.meanings.has(name):
                 result = self.meanings.lower(self, node, name, operands, kwargs)
             else:

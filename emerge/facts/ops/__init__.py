@@ -3,6 +3,7 @@
 from emerge.facts.ops import (
     attention,
     collective,
+    complex_numbers,
     contraction,
     create,
     index,
@@ -17,6 +18,7 @@ from emerge.facts.ops import (
 __all__ = [
     "attention",
     "collective",
+    "complex_numbers",
     "contraction",
     "create",
     "index",

@@ -562,8 +562,12 @@ def cat_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
 @lowers("aten.stack")
 def stack(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-    d = normalize_dim(dim, len(args[0][0].shape) + 1)
-    return cat(low, [view(low, p, [*p.shape[:d], 1, *p.shape[d:]]) for p in args[0]], d)
+    return stack_parts(low, args[0], normalize_dim(dim, len(args[0][0].shape) + 1))
+
+
+def stack_parts(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
+    """Tensors of one shape along a new dimension ``d``."""
+    return cat(low, [view(low, p, [*p.shape[:d], 1, *p.shape[d:]]) for p in parts], d)
 
 
 @lowers("aten.slice_scatter")
