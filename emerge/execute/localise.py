@@ -51,6 +51,9 @@ _MOVING = _TRANSPARENT | {
     *("repeat", "repeat_interleave"),
 }
 
+#: Those that choose between two constants where a mask holds.
+_SELECTIONS = {"where", "masked_fill"}
+
 #: Those that put pieces together.
 _JOINING = {"cat", "stack"}
 
@@ -180,8 +183,9 @@ class Localiser:
                 seen.add(user)
                 if user in self._indices or self.counterparts(user) is None:
                     pending.append(user)
-                else:
+                elif not is_integer(self.nodes[user].dtype or ""):
                     return True
+                # a decision (which experts, which token) may be the same although what it was taken from differs
         return False
 
     @cached_property
@@ -240,7 +244,9 @@ class Localiser:
             made_of = [r in found or (r not in self.nodes and is_integer(types[r].dtype)) for r in refs]
             if all(made_of) and node.dtype is not None and is_integer(node.dtype):
                 found.add(node.name)
-            elif any(made_of) and all(m or r in literals for m, r in zip(made_of, refs)) and self._is_mask(node.name):
+            elif any(made_of) and all(m or r in literals for m, r in zip(made_of, refs)) and (
+                split_op(node.op)[1] in _SELECTIONS or self._is_mask(node.name)
+            ):
                 found.add(node.name)
         return found
 

@@ -162,6 +162,10 @@ INDEX_KINDS = {
 #: Kinds whose results wrap around in narrow integer types.
 WRAPPING = {"addc", "mulc", "add", "sub", "mul", "neg", "csub", "square", "powc", "sum", "prod", "cumsum", "cast"}
 
+#: Sizes of dimensions all of whose positions an integer type holds.
+POSITIONS_HELD = {"uint8": 1 << 8, "int8": 1 << 7, "int16": 1 << 15, "int32": 1 << 31, "int64": 1 << 62}
+
+
 class Meanings(Protocol):
     """Definitions of operators in data files (``emerge/kernels``)."""
 
@@ -257,6 +261,12 @@ class Lowering:
         self.gather_of: dict[int, tuple[Tensor, int, tuple[Block, ...]]] = {}
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
+        #: Tensors of positions of a dimension -> its size; largest or smallest values -> (operand, dimension).
+        self.position_limits: dict[int, int] = {}
+        self.top_of: dict[int, tuple[Tensor, int]] = {}
+        #: Tables of one block of numbers, and what was looked up in them (emerge/facts/ops/blocks.py).
+        self.block_tables: dict[int, Any] = {}
+        self.block_of: dict[int, tuple[Tensor, int, int]] = {}
         self.recipes: dict[int, Recipe] = {}
         self.padded_inputs: dict[str, dict[int, int]] = {}
         self.padded: dict[str, Tensor] = {}
@@ -324,6 +334,8 @@ class Lowering:
 
     def lower_node(self, node: FamilyNode) -> None:
         """Lowers one node; what cannot be lowered becomes an unknown tensor with a reason."""
+        from emerge.facts.ops.complex_numbers import complex_handler, holds_complex
+
         self.node = node
         handler = find_handler(node.op)
         try:
@@ -336,6 +348,8 @@ class Lowering:
             operands = args[1:] if wrapped else args
             if name in self.described:
                 handler = _described(name, operands)
+            elif holds_complex(args) or holds_complex(kwargs):
+                handler = complex_handler(node.op)
             if handler is None and self.meanings is not None and self.meanings.has(name):
                 result = self.meanings.lower(self, node, name, operands, kwargs)
             else:
@@ -704,8 +718,15 @@ class Lowering:
             self.assume("literals", result, f"{float(value)!r} and {float(taken)!r} are one constant: the same in float32")
 
     def retyped(self, x: Tensor, dtype: str) -> Tensor:
-        """The same tensor under another floating dtype."""
+        """The same tensor under another dtype that holds its values."""
         return x if x.dtype == dtype else replace(x, dtype=dtype)
+
+    def positions_below(self, x: Tensor, dtype: str) -> bool:
+        """Whether ``x`` holds positions of a dimension (of a top-k, sort or arg-max), all of which ``dtype`` holds too."""
+        while (made := self.made_by.get(x.id)) is not None and made.kind == "layout":
+            x = made.args[0]
+        limit = self.position_limits.get(x.id)
+        return limit is not None and limit <= POSITIONS_HELD.get(dtype, 0)
 
     def broadcast_to(self, x: Tensor, shape: Sequence[Any] | None) -> Tensor:
         """``x`` expanded to ``shape`` (broadcast from the left)."""

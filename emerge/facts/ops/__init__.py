@@ -3,6 +3,7 @@
 from emerge.facts.ops import (
     attention,
     collective,
+    complex_numbers,
     contraction,
     create,
     index,
@@ -10,12 +11,14 @@ from emerge.facts.ops import (
     mixed,
     pointwise,
     positions,
+    ranking,
     reduction,
 )
 
 __all__ = [
     "attention",
     "collective",
+    "complex_numbers",
     "contraction",
     "create",
     "index",
@@ -23,5 +26,6 @@ __all__ = [
     "mixed",
     "pointwise",
     "positions",
+    "ranking",
     "reduction",
 ]

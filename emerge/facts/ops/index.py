@@ -22,6 +22,7 @@ from emerge.facts.lower import (
     whole,
 )
 from emerge.facts.ops.layout import slice_plain, view
+from emerge.facts.ops.blocks import looked_up
 from emerge.facts.ops.pointwise import fill
 from emerge.facts.routing import note_lookup, note_put
 from emerge.facts.shapes import normalize_dim
@@ -41,6 +42,9 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
 
     The result has the table's dimensions before ``d`` (without parallel ones), the index's dimensions, and the rest.
     """
+    known = looked_up(low, table, index)
+    if known is not None:
+        return known
     hot = one_hot(low, index, table.shape[d], table.dtype)
     source = low.source_input(index)
     if source is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from emerge.facts.families import FamilyNode, RankVector
 from emerge.facts.lower import Iter, Lowering, Made, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
+from emerge.facts.ops.blocks import placed_range
 from emerge.facts.ops.collective import all_gather
 from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
 from emerge.graph.model import DType, is_floating
@@ -561,14 +562,21 @@ def cat_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
 @lowers("aten.stack")
 def stack(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-    d = normalize_dim(dim, len(args[0][0].shape) + 1)
-    return cat(low, [view(low, p, [*p.shape[:d], 1, *p.shape[d:]]) for p in args[0]], d)
+    return stack_parts(low, args[0], normalize_dim(dim, len(args[0][0].shape) + 1))
+
+
+def stack_parts(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
+    """Tensors of one shape along a new dimension ``d``."""
+    return cat(low, [view(low, p, [*p.shape[:d], 1, *p.shape[d:]]) for p in parts], d)
 
 
 @lowers("aten.slice_scatter")
 def slice_scatter(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x, src = args[0], args[1]
     rest = [*args[2:], *[None] * (4 - len(args[2:]))]
+    table = placed_range(low, x, src, rest)
+    if table is not None:
+        return table
     d = normalize_dim(rest[0] or 0, len(x.shape))
     start, stop = slice_bounds(
         x.shape[d], 0 if rest[1] is None else rest[1], x.shape[d] if rest[2] is None else rest[2], rest[3] or 1

@@ -132,6 +132,10 @@ def clamp(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
         low_bound = given(1, "min")
     else:
         high_bound = given(1, "max")
+    from emerge.facts.ops.blocks import holds_positions
+
+    if holds_positions(low, args[0], low_bound, high_bound):
+        return args[0]
     texts = []
     for bound in (low_bound, high_bound):
         c = scalar_constant(bound)
@@ -361,7 +365,10 @@ def div(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
                 else low.pointwise("cdiv#0", "cdiv", [y], dtype)
             )
         return low.pointwise(f"cdiv#{constant_text(cx)}", "cdiv", [y], dtype)
-    return low.pointwise("div", "div", [x, y], dtype)
+    from emerge.facts.ops.ranking import renormalised
+
+    known = renormalised(low, x, y)
+    return known if known is not None else low.pointwise("div", "div", [x, y], dtype)
 
 
 def rank_weighted(low: Lowering, x: Tensor, values: list[Fraction], dtype: str) -> Tensor:
@@ -412,6 +419,12 @@ def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
         if known is not None:
             return low.broadcast_to(known, node.shape)
     c = scalar_constant(y)
+    if isinstance(c, Fraction) and isinstance(x, Tensor) and is_integer(x.dtype):
+        from emerge.facts.ops.blocks import compare_positions
+
+        decided = compare_positions(low, name, x, c)
+        if decided is not None:
+            return low.broadcast_to(decided, node.shape)
     if c is not None or isinstance(y, RankVector):
         text = constant_text(c) if c is not None else str(y.values)
         # against a constant that a narrow type cannot hold the comparison wraps: those stay functions of their own
@@ -502,11 +515,19 @@ def choice(low: Lowering, mask: Tensor, held: bool, free: bool, shape: Sequence[
     return low.broadcast_to(mask if held else negated(low, mask), shape)
 
 
+def _joint(x: Sequence[int], mask: Sequence[int]) -> list[int]:
+    """The shape of two tensors of which the second has no more dimensions."""
+    lead = len(x) - len(mask)
+    return [n if d < lead or mask[d - lead] == 1 else mask[d - lead] for d, n in enumerate(x)]
+
+
 def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype: str) -> Tensor:
     """``value`` where the mask holds, ``x`` elsewhere.
 
     Zeros written into a look-up may as well be written into its one-hot operand: that form is noted too.
     """
+    if isinstance(mask.constant, Fraction) and mask.constant == 0 and len(mask.shape) <= len(x.shape):
+        return low.broadcast_to(low.retyped(x, dtype), _joint(x.shape, mask.shape))
     if value == 0 and mask.shape == x.shape:
         # rearrangements commute with pointwise operators; taken off, the look-up below them comes to light
         from emerge.facts.ops.layout import permute, view
@@ -627,6 +648,8 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
     known = two_valued(low, x) if target == "bool" else None
     if known is not None:
         return choice(low, known[0], bool(known[1]), bool(known[2]), x.shape)
+    if is_integer(target) and target != "bool" and low.positions_below(x, target):
+        return x  # kept as what they were counted in
     exact = x.dtype in ("int64", "bool") and target == "int64"
     result = low.pointwise(f"cast#{target}", "cast" if exact else "convert", [x], target)
     if exact:

@@ -13,7 +13,7 @@ from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Unsupported, axis,
 from emerge.facts.ops.contraction import squeeze_keep
 from emerge.facts.ops.layout import view
 from emerge.facts.ops.masks import softmax_operand
-from emerge.facts.routing import note_histogram, note_reduced, note_sort, note_sum
+from emerge.facts.routing import note_histogram, note_reduced, note_sum
 from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_floating
 
@@ -243,38 +243,6 @@ def rms_norm(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str,
     return Multi(
         lambda i: out if i == 0 else statistics(low, x, len(shape), f"rrms#{text}", not node.op.startswith("apex"))
     )
-
-
-@lowers("aten.topk", "aten.sort")
-def topk(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Multi:
-    """Values and indices along one whole, ordered dimension; equal operands give equal results."""
-    x, name = args[0], node.op.split(".")[1]
-    k = args[1] if name == "topk" else None
-    rest = args[2:] if name == "topk" else args[1:]
-    dim = kwargs.get("dim", rest[0] if rest else -1)
-    if isinstance(k, Tensor) or not isinstance(dim, int):
-        raise Unsupported("its attributes depend on data or rank")
-    d = normalize_dim(dim, len(x.shape))
-    size = x.shape[d] if k is None else int(k)
-    attrs = f"{k}#{rest[1:]}#{sorted((a, v) for a, v in kwargs.items() if a != 'dim')}"
-
-    def output(i: int) -> Tensor:
-        iters = [axis(n, "p", j, a0=j) if j != d else Iter(size, "pos", whole(size, d)) for j, n in enumerate(x.shape)]
-        iters.append(Iter(x.shape[d], "o", (), ((0, whole(x.shape[d], d)),)))
-        shape = [size if j == d else n for j, n in enumerate(x.shape)]
-        result = low.op(f"{name}#{i}#{attrs}", name, [x], iters, shape, "int64" if i else x.dtype)
-        if i == 1:
-            low.base.add("index_bound", result.id, x.shape[d])
-        if i == 1 and x.shape == (size,):
-            low.permutations.add(result.id)  # the order of a whole sorted vector: every position once
-        return result
-
-    if name == "sort" and len(x.shape) == 1:
-        descending = kwargs.get("descending", rest[-1] if len(rest) > 1 else False)
-        values, order = output(0), output(1)
-        note_sort(low, values, order, x, bool(descending))
-
-    return Multi(output)
 
 
 @lowers("aten.native_dropout", "aten.dropout", "aten.dropout_")
