@@ -84,6 +84,11 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Void(Tensor):
+    """A tensor without elements: nothing is computed in it, so no fact is written about it."""
+
+
+@dataclass(frozen=True)
 class Made:
     """How a tensor was written: by an operator (``iters``), or as a rearrangement of ``args[0]`` (``ties``)."""
 
@@ -235,6 +240,9 @@ class Lowering:
         if any(not isinstance(s, int) for s in shape):
             self.unknown[name] = f"input of data-dependent shape {list(shape)}"
             return
+        if 0 in dims:
+            self.tensors[name] = Void(-1, dims, dtype)
+            return
         iters = [Iter(n, "in", whole(n, d)) for d, n in enumerate(dims)]
         tensor = self.op(f"input:{self.side}:{name}", "input", [], iters, dims, dtype)
         self.base.add("input_op", self.op_of[tensor.id])
@@ -249,6 +257,9 @@ class Lowering:
         try:
             if len(node.ranks) != self.mesh.ranks and not self.extends(node):
                 raise Unsupported(f"exists on ranks {list(node.ranks)} only")
+            if node.shape is not None and node.dtype is not None and 0 in node.shape and not node.is_tuple:
+                self.tensors[node.name] = Void(-1, tuple(int(n) for n in node.shape if isinstance(n, int)), node.dtype)
+                return
             args = [self.resolve(a) for a in node.args]
             kwargs = {k: self.resolve(v) for k, v in node.kwargs.items()}
             wrapped = node.op == "auto_functionalized" and bool(args) and isinstance(args[0], str)
@@ -330,6 +341,8 @@ class Lowering:
             value = self.tensors.get(arg.name)
             if value is None:
                 raise Unsupported(f"reads {arg.name!r}, which is unknown")
+            if isinstance(value, Void) and (self.node is None or self.node.op.rpartition(".")[0] not in TAKE_VOID):
+                raise Unsupported(f"reads {arg.name!r}, which has no elements")
             return value
         if isinstance(arg, list):
             return [self.resolve(a) for a in arg]
@@ -642,6 +655,9 @@ class Lowering:
         return blocks
 
 
+#: Operators that say what they do with a tensor without elements; for others its result is an unknown.
+TAKE_VOID = ("aten.cat", "aten.concat", "aten.concatenate")
+
 #: Positional arguments that operators take at most, where a surplus one would otherwise go unnoticed.
 POSITIONAL = {
     "aten.mm": 2, "aten.bmm": 2, "aten.dot": 2, "aten.mv": 2, "aten.matmul": 2, "aten.outer": 2, "aten.mul": 2, "aten.t": 1,
@@ -748,6 +764,7 @@ __all__ = [
     "Tie",
     "TypedConst",
     "Unsupported",
+    "Void",
     "axis",
     "find_handler",
     "is_floating",

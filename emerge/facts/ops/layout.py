@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from emerge.facts.families import FamilyNode, RankVector
-from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
+from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, Void, axis, lowers, whole
 from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
 from emerge.graph.model import DType, is_floating
 
@@ -455,7 +455,9 @@ def splits(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
 
 def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
     """Concatenation along ``d``."""
-    parts = [p for p in parts if p.shape != (0,)]
+    if any(p.dtype != q.dtype and not (is_floating(p.dtype) and is_floating(q.dtype)) for p in parts for q in parts[:1]):
+        raise Unsupported("joins tensors of different types")
+    parts = [p for p in parts if not isinstance(p, Void)]  # a piece without elements adds nothing
     if len(parts) == 1:
         return parts[0]
     regathered = _cat_of_selects(low, parts, d)
@@ -503,7 +505,7 @@ def cat_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
     parts = args[0]
     if any(not isinstance(p, Tensor) for p in parts):
         raise Unsupported("joins something that is not a tensor")
-    return cat(low, parts, normalize_dim(dim, len(parts[0].shape)))
+    return cat(low, parts, normalize_dim(dim, max(len(p.shape) for p in parts)))
 
 
 @lowers("aten.stack")
