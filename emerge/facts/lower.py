@@ -664,7 +664,7 @@ POSITIONAL = {
     "aten.linear": 3, "aten.addmm": 3, "aten.baddbmm": 3, "aten.embedding": 5, "aten.cat": 2, "aten.stack": 2, "aten.neg": 1,
     "aten.transpose": 3, "aten.permute": 2, "aten.view": 2, "aten.reshape": 2, "aten.expand": 2, "aten.where": 3,
     "aten.masked_fill": 3, "aten.gather": 3, "aten.select": 3, "aten.slice": 5, "aten.eq": 2, "aten.lt": 2, "aten.ge": 2,
-    "aten.add": 2, "aten.sub": 2, "aten.maximum": 2, "aten.minimum": 2, "aten.pow": 2,
+    "aten.add": 2, "aten.add.Scalar": 3, "aten.sub": 2, "aten.sub.Scalar": 3, "aten.maximum": 2, "aten.minimum": 2, "aten.pow": 2,
 }  # fmt: skip
 #: Keyword arguments that the lowerings know or may ignore.
 KEYWORDS = frozenset(
@@ -702,7 +702,7 @@ def _check_call(node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> No
     base, _, overload = node.op.rpartition(".")
     if base.startswith("aten.") and overload not in OVERLOADS:
         raise Unsupported(f"{node.op} is no overload of {base}")
-    most = POSITIONAL.get(base)
+    most = POSITIONAL.get(node.op, POSITIONAL.get(base))
     if most is not None and len(args) > most:
         raise Unsupported(f"{node.op} is called with {len(args)} arguments and takes {most}")
     unknown = sorted(set(kwargs) - KEYWORDS)

@@ -21,9 +21,9 @@ from emerge.facts.lower import (
     scalar_constant,
     whole,
 )
-from emerge.facts.ops.pointwise import fill
+from emerge.facts.ops.pointwise import converted, fill
 from emerge.facts.shapes import normalize_dim
-from emerge.graph.model import is_integer
+from emerge.graph.model import is_floating, is_integer
 
 
 def one_hot(low: Lowering, index: Tensor, size: int, dtype: str) -> Tensor:
@@ -185,6 +185,8 @@ def arange(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
             iters = [Iter(n, "pos", whole(n, 0))]
             return low.op(f"range#{start}#{step}#{n}", "iota", [], iters, [n], dtype)
         raise Unsupported("its bounds are not integers")
+    if is_floating(dtype):  # the numbers of the integer range
+        return converted(low, positions(low, n, starts, step, "int64"), dtype)
     return positions(low, n, starts, step, dtype)
 
 

@@ -485,6 +485,11 @@ def addcmul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     return low.pointwise("add", "add", [args[0], low.scaled(product, value)], args[0].dtype)
 
 
+def converted(low: Lowering, x: Tensor, dtype: str) -> Tensor:
+    """Integers or truth values as floating numbers: the same numbers, whatever the floating type."""
+    return low.pointwise("cast#float", "convert", [x], dtype)
+
+
 @lowers(
     "aten._to_copy", "aten.to", "aten.type_as", "aten.float", "aten.half", "aten.bfloat16", "prims.convert_element_type"
 )
@@ -496,6 +501,8 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         return low.retyped(x, target)
     if x.constant is not None and is_floating(target):
         return low.constant(x.constant, x.shape, target)
+    if is_floating(target):
+        return converted(low, x, target)
     exact = x.dtype in ("int64", "bool") and target == "int64"
     result = low.pointwise(f"cast#{target}", "cast" if exact else "convert", [x], target)
     if exact:
