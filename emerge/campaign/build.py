@@ -79,7 +79,8 @@ def prepare(spec: PairSpec) -> Prepared:
     for graph in (reference, *ranks):
         check_graph(graph)
     read = time.perf_counter()
-    builder = _Builder(spec, zip_families([reference]), zip_families(ranks), _mesh(spec, ranks))
+    mesh = _mesh(spec, ranks)
+    builder = _Builder(spec, zip_families([reference]), zip_families(ranks, mesh.axes), mesh)
     prepared = builder.run(relations)
     prepared.seconds = {"capture": read - started, "zip": time.perf_counter() - read}
     prepared.stats = {
@@ -223,6 +224,7 @@ class _Builder:
             given = self.written(spec.relations if isinstance(spec.relations, list) else [])
         claims = self.claims(relations)
         shapes = {n: t.shape for n, t in self.implementation.types.items()}
+        self.check_stages([*given, *claims])
         given = check_consistent(given, shapes, self.mesh)
         claims = check_consistent(claims, shapes, self.mesh, claims=True)
         self.check_constants(given)
@@ -244,6 +246,23 @@ class _Builder:
             },
             [*self.reference.graph.problems, *self.implementation.graph.problems],
         )
+
+    def check_stages(self, statements: Iterable[Statement]) -> None:
+        """What exists on one stage only cannot be split between stages.
+
+        Raises:
+            RelationError: a statement says so.
+        """
+        for s in statements:
+            ranks = self.implementation.graph.value(s.implementation.name).ranks
+            fixed = self.mesh.fixed(ranks) or {}
+            split = [self.mesh.names[-1 - p.mesh.dim] for p in s.axes if p.mesh is not None and p.mesh.dim in fixed]
+            if split:
+                raise RelationError(
+                    f"{s.implementation} exists on ranks {list(ranks)} only and cannot be split over {split[0]!r}; "
+                    "correct the relation",
+                    s.place,
+                )
 
     def check_constants(self, given: Iterable[Statement]) -> None:
         """Inputs that a relation makes equal must not be different constants.
@@ -310,7 +329,11 @@ class _Builder:
                 self.ambiguities.append(Ambiguity("outputs", pair.reference, pair.implementation, (), why))
                 continue
             family = self.implementation.graph.value(pair.implementation)
-            if len(family.ranks) != self.mesh.ranks:
+            others = [
+                o for o in self.implementation.graph.outputs if o.position == pair.position and o.name is not None
+            ]
+            whole = len(family.ranks) == self.mesh.ranks
+            if not whole and (len(others) > 1 or not self.implementation.graph.of_stage(family.ranks)):
                 why = f"its type or presence differs between ranks (found on {list(family.ranks)})"
                 self.ambiguities.append(Ambiguity("outputs", pair.reference, pair.implementation, (), why))
                 continue
@@ -323,6 +346,7 @@ class _Builder:
                 most=1,
                 origin="given",
                 place=self.spec.place,
+                ranks=family.ranks,
             )
             self.keep(found, out)
         return out
@@ -417,29 +441,20 @@ class _Builder:
         reference, ranks = self.reference.graph.graphs[0], self.implementation.graph.graphs
         if any(i.placement is not None for g in ranks for i in g.inputs):
             found = placement_relations(reference, ranks)
-            entries = [e for e in found.inputs if found.origins.get(e.place.removeprefix("capture: ")) == "placement"]
+            entries = [
+                e
+                for e in found.inputs
+                if found.origins.get(label := e.place.removeprefix("capture: ")) == "placement"
+                and not (len(self.implementation.labels.get(label, [])) > 1 and self.without_partner())
+            ]
             out += [replace(s, origin="placement") for s in self.entries(entries)]
             placed = {e.seq for e in entries}
         by_name = {i.name: i for i in self.implementation.inputs()}
         for inp in self.reference.inputs():
             if inp.const is not None or inp.name in placed:
                 continue
-            partner = self.partner(inp, by_name)
-            if partner is None:
-                continue
-            label = inp.label or inp.name
-            s, d = self.reference.spec(inp.name), self.implementation.spec(partner.name)
-            placements = _placements(partner, self.mesh)
-            if placements is not None:
-                place = f"placement of {partner.name!r}"
-                text = placements_text(placements, s.shape, self.mesh, place)
-                out.append(alignment_statement(text, s, d, self.mesh, origin="placement", place=place))
-                continue
-            if len(partner.ranks) != self.mesh.ranks:
-                why = f"its type or presence differs between ranks (found on {list(partner.ranks)})"
-                self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
-                continue
-            self.keep(default_reading("relations", label, s, d, self.mesh, most=None, origin="name"), out)
+            for partner in self.partners(inp, by_name):
+                self.by_name(inp, partner, out)
         for inp in self.reference.inputs():
             named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
             if named is None and inp.const is None and inp.name not in placed:
@@ -447,20 +462,50 @@ class _Builder:
                 self.ambiguities.append(Ambiguity("relations", inp.name, "?", (), why))
         return out
 
-    def partner(self, inp: FamilyInput, by_name: dict[str, FamilyInput]) -> FamilyInput | None:
-        """The implementation input of the same label, or of the same telling name."""
+    def by_name(self, inp: FamilyInput, partner: FamilyInput, out: list[Statement]) -> None:
+        """The relation of two inputs of one name: the recorded placement, else the one contiguous block reading."""
+        label = inp.label or inp.name
+        s, d = self.reference.spec(inp.name), self.implementation.spec(partner.name)
+        placements = _placements(partner, self.mesh)
+        if placements is not None:
+            place = f"placement of {partner.name!r}"
+            text = placements_text(placements, s.shape, self.mesh, place)
+            out.append(alignment_statement(text, s, d, self.mesh, origin="placement", place=place))
+            return
+        if self.mesh.fixed(partner.ranks) is None:
+            why = f"its type or presence differs between ranks (found on {list(partner.ranks)})"
+            self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
+            return
+        found = default_reading(
+            "relations", label, s, d, self.mesh, most=None, origin="name", ranks=partner.ranks
+        )  # fmt: skip
+        self.keep(found, out)
+
+    def partners(self, inp: FamilyInput, by_name: dict[str, FamilyInput]) -> list[FamilyInput]:
+        """The implementation inputs of the same label, or of the same telling name.
+
+        Stages of a pipeline may each have one: data that all of them read, or shared weights. Stages that count their
+        layers from zero again use one label for different weights; then some reference inputs have no partner, and
+        no repeated label is trusted.
+        """
         if inp.label:
             names = self.implementation.labels.get(inp.label, [])
-            if len(names) > 1:
+            found = [by_name[n] for n in names]
+            ranks = [r for f in found for r in f.ranks]
+            if len(found) > 1 and (len(ranks) > len(set(ranks)) or self.without_partner()):
                 why = f"the label names {len(names)} implementation inputs ({', '.join(names[:4])})"
                 self.ambiguities.append(Ambiguity("relations", inp.label, names[0], (), why))
-                return None
-            if names:
-                return by_name[names[0]]
+                return []
+            if found:
+                return found
         name = inp.label or inp.name
-        if _POSITIONAL.fullmatch(name):
-            return None
-        return by_name.get(name)
+        if _POSITIONAL.fullmatch(name) or name not in by_name:
+            return []
+        return [by_name[name]]
+
+    def without_partner(self) -> bool:
+        """Whether the reference has a label that the implementation does not have."""
+        return any(i.label and i.label not in self.implementation.labels for i in self.reference.inputs())
 
 
 def _placements(inp: FamilyInput, mesh: Mesh) -> dict[str, str] | None:

@@ -40,16 +40,14 @@ def placement_relations(reference: Graph, ranks: Sequence[Graph]) -> CaptureRela
     known = by_label(reference)
     mesh = dict(ranks[0].mesh) or ({"ranks": len(ranks)} if len(ranks) > 1 else {})
     per_rank = [by_label(g) for g in ranks]
-    for label, first in per_rank[0].items():
+    for label in dict.fromkeys(name for table in per_rank for name in table):
         ref = known.get(label)
-        items = [table.get(label) for table in per_rank]
+        items = {r: table[label] for r, table in enumerate(per_rank) if label in table}
         if ref is None:
             out.open[label] = "the reference has no input of this name"
             continue
-        if any(i is None for i in items):
-            out.open[label] = "not every rank has it"
-            continue
-        leaves = [(i.name, i.shape) for i in items if i is not None]
+        first = items[min(items)]
+        leaves = {r: (i.name, i.shape) for r, i in items.items()}
         _relate(out, out.inputs, label, ref.name, ref.shape, first.placement, leaves, mesh)
     labels = reference.extra.get("output_labels") or []
     other = ranks[0].extra.get("output_labels") or []
@@ -61,9 +59,21 @@ def placement_relations(reference: Graph, ranks: Sequence[Graph]) -> CaptureRela
             continue
         index = other.index(label)
         names = [g.outputs[index] for g in ranks]
-        placed = [(n, rank_types[r][n].shape) for r, n in enumerate(names) if n is not None]
+        placed = {r: (n, rank_types[r][n].shape) for r, n in enumerate(names) if n is not None}
         _relate(out, out.outputs, label, name, types[name].shape, placements[index], placed, mesh)
     return out
+
+
+def _shared(ranks: list[int], mesh: dict[str, int]) -> dict[int, int] | None:
+    """Coordinates that all these ranks share, by number of the mesh axis, where they are all the ranks that have them.
+
+    The same as ``Mesh.fixed`` of :mod:`emerge.facts.mesh`, which captures do not import. None: they are no such ranks.
+    """
+    sizes = list(mesh.values())
+    steps = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    found = [{r // step % size for r in ranks} for size, step in zip(sizes, steps)]
+    fixed = {i: c.pop() for i, c in enumerate(found) if len(c) == 1 and sizes[i] > 1}
+    return fixed if len(ranks) == prod(n for i, n in enumerate(sizes) if i not in fixed) else None
 
 
 def by_label(graph: Graph) -> dict[str, Input]:
@@ -77,20 +87,21 @@ def by_label(graph: Graph) -> dict[str, Input]:
 
 def _relate(
     out: CaptureRelations, entries: list[RelationEntry], label: str, name: str, shape: Shape,
-    placement: list[str | None] | None, leaves: list[tuple[str, Shape]], mesh: dict[str, int],
+    placement: list[str | None] | None, leaves: dict[int, tuple[str, Shape]], mesh: dict[str, int],
 ) -> None:  # fmt: skip
-    if len(leaves) != prod(mesh.values()):
-        out.open[label] = f"{len(leaves)} ranks for a mesh of {prod(mesh.values())}"
+    fixed = _shared(sorted(leaves), mesh)
+    if fixed is None:
+        out.open[label] = f"found on ranks {sorted(leaves)} only"
         return
-    dist = tuple(Leaf(r, n) for r, (n, _) in enumerate(leaves))
+    dist = tuple(Leaf(r, n) for r, (n, _) in sorted(leaves.items()))
     if placement is None or all(p in ("Replicate", None) for p in placement):
-        if any(s != shape for _, s in leaves):
-            out.open[label] = f"shape {list(leaves[0][1])} instead of {list(shape)}, and no placement"
+        if any(s != shape for _, s in leaves.values()):
+            out.open[label] = f"shape {list(leaves[min(leaves)][1])} instead of {list(shape)}, and no placement"
             return
         entries.append(RelationEntry(name, "replicated", dist, place=f"capture: {label}"))
         out.origins[label] = "placement" if placement is not None else "name"
         return
-    expr, equal = _expression(placement, shape, leaves, mesh)
+    expr, equal = _expression(placement, shape, leaves, mesh, fixed)
     if expr is None:
         out.open[label] = f"placement {placement} has no form as blocks"
         return
@@ -99,9 +110,14 @@ def _relate(
 
 
 def _expression(
-    placement: list[str | None], shape: Shape, leaves: list[tuple[str, Shape]], mesh: dict[str, int]
+    placement: list[str | None], shape: Shape, leaves: dict[int, tuple[str, Shape]], mesh: dict[str, int],
+    fixed: dict[int, int],
 ) -> tuple[Expr | None, tuple[tuple[Expr, ...], ...]]:
-    """The reference tensor as concatenations of the ranks' tensors, and the copies among them."""
+    """The reference tensor as concatenations of the ranks' tensors, and the copies among them.
+
+    Args:
+        fixed: axis -> the one coordinate along it at which there is a tensor (a stage of a pipeline).
+    """
     axes = list(mesh)
     sizes = list(mesh.values())
     steps = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
@@ -111,7 +127,8 @@ def _expression(
         """What the ranks that share the coordinates fixed so far hold together."""
         if axis == len(axes):
             return Leaf(rank, leaves[rank][0])
-        kind, ranks = placement[axis] or "Replicate", [rank + i * steps[axis] for i in range(sizes[axis])]
+        along = [fixed[axis]] if axis in fixed else range(sizes[axis])
+        kind, ranks = placement[axis] or "Replicate", [rank + i * steps[axis] for i in along]
         parts = [go(axis + 1, r) for r in ranks]
         if any(p is None for p in parts):
             return None
@@ -135,9 +152,11 @@ def _expression(
         return None
 
     expr = go(0, 0)
-    replicated = [i for i in range(len(axes)) if (placement[i] or "Replicate") == "Replicate" and sizes[i] > 1]
+    replicated = [
+        i for i in range(len(axes)) if (placement[i] or "Replicate") == "Replicate" and sizes[i] > 1 and i not in fixed
+    ]
     if expr is not None and replicated:
-        for rank in range(prod(sizes)):
+        for rank in sorted(leaves):
             if all(rank // steps[i] % sizes[i] == 0 for i in replicated):
                 copies = [rank]
                 for i in replicated:

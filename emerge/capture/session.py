@@ -260,7 +260,7 @@ class _Session:
         rec = self.recorder
         for label, tensor in tensors_of(result, "output"):
             self._add_output(label, tensor)
-        if not self.outputs:
+        if not self.outputs and not any(n.op.startswith(_EFFECTS) for n in rec.state.nodes):
             raise CaptureError(
                 f"the program returns no tensor but {type(result).__name__}; return its outputs", self.settings.name
             )

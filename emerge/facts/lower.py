@@ -16,6 +16,7 @@ from emerge.facts.base import MESH, FactBase, constant_text
 from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
 from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
+from emerge.facts.messages import is_receive, is_send
 from emerge.facts.mutation import Storage, written
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
 from emerge.util.errors import GraphError
@@ -212,6 +213,8 @@ class Lowering:
         self.random_calls = 0
         self.slice_depth = 0
         self.storage = Storage()
+        self.sent: dict[str, Any] = {}  # send node -> what it sends
+        self.ranks_of: dict[str, tuple[int, ...]] = {}
         self.strict = bool(os.environ.get("EMERGE_STRICT_LOWERING"))
         self.node: FamilyNode | None = None
         self.made_by: dict[int, Made] = {}
@@ -226,8 +229,9 @@ class Lowering:
         """Lowers inputs and nodes in order."""
         import emerge.facts.ops  # noqa: F401  (registers the handlers)
 
+        self.ranks_of = {v.name: v.ranks for v in (*graph.inputs, *graph.nodes)}
         for inp in graph.inputs:
-            if len(inp.ranks) == self.mesh.ranks:
+            if self.mesh.fixed(inp.ranks) is not None:  # of one stage: the others may be taken to hold copies
                 self.lower_input(inp.name, inp.shape, inp.dtype)
             else:
                 self.unknown[inp.name] = f"an input on ranks {list(inp.ranks)} only"
@@ -252,11 +256,15 @@ class Lowering:
 
     def lower_node(self, node: FamilyNode) -> None:
         """Lowers one node; what cannot be lowered becomes an unknown tensor with a reason."""
+        if len(node.ranks) != self.mesh.ranks:
+            node = self.of_stage(node) or node
         self.node = node
         handler = find_handler(node.op)
         try:
             if len(node.ranks) != self.mesh.ranks and not self.extends(node):
                 raise Unsupported(f"exists on ranks {list(node.ranks)} only")
+            if is_send(node.op):
+                self.sent[node.name] = self.resolve(node.args[0])
             if node.shape is not None and node.dtype is not None and 0 in node.shape and not node.is_tuple:
                 self.tensors[node.name] = Void(-1, tuple(int(n) for n in node.shape if isinstance(n, int)), node.dtype)
                 return
@@ -319,6 +327,46 @@ class Lowering:
         self.uninterpreted[node.name] = why
         return uninterpreted(self, node, args, kwargs)
 
+    def of_stage(self, node: FamilyNode) -> FamilyNode | None:
+        """A node of one stage of a pipeline as a node of all ranks; None where its ranks are no such part of the mesh.
+
+        The other stages are taken to compute copies of it, from copies of its operands: what a stage holds is then the
+        same along the mesh axes that tell stages apart. These copies are not in the program; a value gets from one
+        stage to another only by messages and collectives, which are looked at on the ranks that issue them.
+        """
+        fixed = self.mesh.fixed(node.ranks)
+        if fixed is None or (written(node) and any(self.ranks_of[r] != node.ranks for r in node.refs())):
+            return None
+        position = {r: k for k, r in enumerate(node.ranks)}
+        home = [position[self.mesh.home(r, fixed)] for r in range(self.mesh.ranks)]
+
+        def groups(group: Group) -> Group | None:
+            if any(r not in position for g in group.ranks for r in g):
+                return None
+            moved = []
+            for rank, k in enumerate(home):
+                own = {d: self.mesh.coordinate(rank, d) for d in fixed}
+                moved.append(tuple(self.mesh.home(r, own) for r in group.ranks[k]))
+            return Group(tuple(moved))
+
+        def all_ranks(arg: Any) -> Any:
+            if isinstance(arg, RankVector):
+                return RankVector(tuple(arg.values[k] for k in home))
+            if isinstance(arg, Group):
+                return groups(arg) or arg
+            return [all_ranks(a) for a in arg] if isinstance(arg, list) else arg
+
+        if node.group is not None and not (is_send(node.op) or is_receive(node.op)) and groups(node.group) is None:
+            return None
+        return replace(
+            node,
+            args=[all_ranks(a) for a in node.args],
+            kwargs={k: all_ranks(v) for k, v in node.kwargs.items()},
+            const=all_ranks(node.const),
+            ranks=tuple(range(self.mesh.ranks)),
+            extra={**node.extra, "stage": node.ranks},
+        )
+
     def extends(self, node: FamilyNode) -> bool:
         """Whether a node that only some ranks have means something on every rank: its operands do, and it is the same
         operator everywhere it stands. What it computes on the other ranks is not in the program; only a join of several
@@ -341,7 +389,7 @@ class Lowering:
             value = self.tensors.get(arg.name)
             if value is None:
                 raise Unsupported(f"reads {arg.name!r}, which is unknown")
-            if isinstance(value, Void) and (self.node is None or self.node.op.rpartition(".")[0] not in TAKE_VOID):
+            if isinstance(value, Void) and (self.node is None or not takes_void(self.node.op)):
                 raise Unsupported(f"reads {arg.name!r}, which has no elements")
             return value
         if isinstance(arg, list):
@@ -657,6 +705,13 @@ class Lowering:
 
 #: Operators that say what they do with a tensor without elements; for others its result is an unknown.
 TAKE_VOID = ("aten.cat", "aten.concat", "aten.concatenate")
+
+
+def takes_void(op: str) -> bool:
+    """Whether an operator may read a tensor without elements; a receive reads the (empty) result of a send."""
+    return op.rpartition(".")[0] in TAKE_VOID or is_receive(op)
+
+
 
 #: Positional arguments that operators take at most, where a surplus one would otherwise go unnoticed.
 POSITIONAL = {

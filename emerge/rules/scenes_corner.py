@@ -243,6 +243,23 @@ def broadcast(b: Build) -> None:
     b.keep(Val(part[0], b.imp.all_reduce(part[1], axis), ("h",), (None,)))
 
 
+@scene("messages around a ring")
+def messages(b: Build) -> None:
+    """Every rank passes a value on: replicated along the ring (right), sharded over it or a partial sum (wrong)."""
+    axes = list(b.mesh)
+    axis, other = axes[0], axes[-1]
+    b.dim("t", [other]), b.dim("h")
+    x, y = b.input(["t", "h"], [other, None]), b.input(["t", "h"])
+    shift = b.pick([1, -1])
+    b.keep(b.like(y, y.ref, b.imp.exchange(y.imp, axis, shift)))
+    b.keep(b.like(y, y.ref, b.imp.exchange(y.imp, "world", shift)))
+    passed = b.imp.exchange(x.imp, axis, shift)
+    if axis != other:
+        b.keep(b.like(x, x.ref, passed))
+    part = b.both("sum.dim_IntList", lambda r: [x.ref if r else x.imp, [0]])
+    b.keep(Val(part[0], b.imp.all_reduce(b.imp.exchange(part[1], axis, shift), other), ("h",), (None,)))
+
+
 @scene("collectives everywhere")
 def collectives(b: Build) -> None:
     """Every collective over a group, on one of several placements, whether it fits or not."""
