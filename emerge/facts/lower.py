@@ -101,6 +101,7 @@ class Made:
     broadcast: tuple[int, ...] = ()
     scale: Fraction | None = None
     relocation: tuple[str, str] | None = None
+    group: tuple[Block, ...] = ()
 
 
 @dataclass
@@ -215,6 +216,7 @@ class Lowering:
         self.storage = Storage()
         self.sent: dict[str, Any] = {}  # send node -> what it sends
         self.ranks_of: dict[str, tuple[int, ...]] = {}
+        self.joined: dict[Any, Tensor | None] = {}
         self.strict = bool(os.environ.get("EMERGE_STRICT_LOWERING"))
         self.node: FamilyNode | None = None
         self.made_by: dict[int, Made] = {}
@@ -454,7 +456,7 @@ class Lowering:
             for d, n in enumerate(shape):
                 base.add("extent", tensor.id, d, n)
             base.add("op_native", oid)
-            self.made_by[tensor.id] = Made(name, kind, tuple(args), tuple(iters), scale=scale, relocation=relocation)
+            self.made_by[tensor.id] = Made(name, kind, tuple(args), tuple(iters), scale=scale, relocation=relocation, group=tuple(group))
             self.op_of[tensor.id] = oid
             if is_integer(dtype) and kind not in INDEX_KINDS:
                 base.add("index_source", tensor.id)
@@ -544,6 +546,13 @@ class Lowering:
     def assume(self, name: str, tensor: Tensor, why: str) -> None:
         """Notes an assumption made at the operator of ``tensor``."""
         self.assumptions.append(Assumption(name, self.op_of.get(tensor.id, tensor.id), why))
+
+    def inherit(self, op: int, sources: Sequence[int]) -> None:
+        """What was taken for granted at operators holds for one that is written in their place."""
+        for a in [a for a in self.assumptions if a.op in sources]:
+            self.assumptions.append(replace(a, op=op))
+        if sources[0] in self.signature_law:
+            self.signature_law[op] = self.signature_law[sources[0]]
 
     # ---- common shapes of operators -----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from emerge.facts.families import FamilyNode, RankVector
 from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, Void, axis, lowers, whole
+from emerge.facts.ops.joined import cat_of_selects, joined
 from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
 from emerge.graph.model import DType, is_floating
 
@@ -460,9 +461,12 @@ def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
     parts = [p for p in parts if not isinstance(p, Void)]  # a piece without elements adds nothing
     if len(parts) == 1:
         return parts[0]
-    regathered = _cat_of_selects(low, parts, d)
+    regathered = cat_of_selects(low, parts, d)
     if regathered is not None:
         return regathered
+    whole_op = joined(low, parts, d)
+    if whole_op is not None:
+        return whole_op
     sizes = [p.shape[d] for p in parts]
     total = sum(sizes)
     shape = [total if k == d else n for k, n in enumerate(parts[0].shape)]
@@ -475,28 +479,6 @@ def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
     iters[d] = Iter(total, "pos", whole(total, d))
     iters += [Iter(n, "o", (), ((j, whole(n, d)),)) for j, n in enumerate(sizes)]
     return low.op(f"cat#{sizes}", "cat", parts, iters, shape, parts[0].dtype)
-
-
-def _cat_of_selects(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | None:
-    """All equal pieces of one tensor joined in order: only a rearrangement (gather on another dimension)."""
-    found = [low.select_of.get(p.id) for p in parts]
-    first = found[0]
-    if first is None or first[3] != len(parts):
-        return None
-    if any(
-        f is None or f[0].id != first[0].id or f[1] != first[1] or f[2] != i or f[3] != first[3]
-        for i, f in enumerate(found)
-    ):
-        return None
-    source, e, _, pieces = first
-    if e == d:
-        return source
-    n = source.shape[e] // pieces
-    shape = list(parts[0].shape)
-    shape[d] *= pieces
-    ties = [(k, 1, k, 1, m) for k, m in enumerate(source.shape) if k not in (d, e)]
-    ties += [(e, 1, e, 1, n), (d, 1, d, 1, source.shape[d]), (d, source.shape[d], e, n, pieces)]
-    return low.layout(source, shape, ties)
 
 
 @lowers("aten.cat", "aten.concat", "aten.concatenate")
