@@ -1,6 +1,6 @@
 """Megatron-core GPT models: one rank's program in one process, on the CPU.
 
-A factory for campaign files (docs/capture.md), called in an environment that has megatron-core:
+A factory for campaign files (docs/capture-parallel.md), called in an environment that has megatron-core:
 
     python: "emerge.capture.megatron:gpt"
     mesh: {tp: 2}
@@ -74,13 +74,12 @@ def gpt(
     stack = ExitStack()
     replaced = stack.enter_context(patched(sizes))
     try:
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-        from megatron.core.models.gpt.gpt_model import GPTModel
-
+        layers = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
+        models = importlib.import_module("megatron.core.models.gpt.gpt_model")
         cfg = transformer_config(config or {}, sizes)
-        model = GPTModel(
+        model = models.GPTModel(
             config=cfg,
-            transformer_layer_spec=get_gpt_layer_local_spec(normalization=cfg.normalization),
+            transformer_layer_spec=layers.get_gpt_layer_local_spec(normalization=cfg.normalization),
             vocab_size=vocab,
             max_sequence_length=seq,
             parallel_output=output != "logits",
@@ -126,9 +125,9 @@ def transformer_config(given: Mapping[str, Any], sizes: Mapping[str, int]) -> An
         CaptureError: a field that megatron-core does not know, or that a capture fixes.
     """
     import torch
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
-    known = {f.name for f in dataclasses.fields(TransformerConfig)}
+    config_type: Any = importlib.import_module("megatron.core.transformer.transformer_config").TransformerConfig
+    known = {f.name for f in dataclasses.fields(config_type)}
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
@@ -148,7 +147,7 @@ def transformer_config(given: Mapping[str, Any], sizes: Mapping[str, int]) -> An
         fields.setdefault("pipeline_dtype", torch.float32)
     if sizes["tp"] == 1:
         fields["sequence_parallel"] = False
-    return TransformerConfig(**{k: v for k, v in fields.items() if k in known})
+    return config_type(**{k: v for k, v in fields.items() if k in known})
 
 
 @contextmanager

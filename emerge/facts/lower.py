@@ -231,7 +231,7 @@ class Lowering:
         """Lowers inputs and nodes in order."""
         import emerge.facts.ops  # noqa: F401  (registers the handlers)
 
-        self.ranks_of = {v.name: v.ranks for v in (*graph.inputs, *graph.nodes)}
+        self.ranks_of = {i.name: i.ranks for i in graph.inputs} | {n.name: n.ranks for n in graph.nodes}
         for inp in graph.inputs:
             if self.mesh.fixed(inp.ranks) is not None:  # of one stage: the others may be taken to hold copies
                 self.lower_input(inp.name, inp.shape, inp.dtype)
@@ -456,7 +456,9 @@ class Lowering:
             for d, n in enumerate(shape):
                 base.add("extent", tensor.id, d, n)
             base.add("op_native", oid)
-            self.made_by[tensor.id] = Made(name, kind, tuple(args), tuple(iters), scale=scale, relocation=relocation, group=tuple(group))
+            self.made_by[tensor.id] = Made(
+                name, kind, tuple(args), tuple(iters), scale=scale, relocation=relocation, group=tuple(group)
+            )
             self.op_of[tensor.id] = oid
             if is_integer(dtype) and kind not in INDEX_KINDS:
                 base.add("index_source", tensor.id)
@@ -728,14 +730,16 @@ POSITIONAL = {
     "aten.linear": 3, "aten.addmm": 3, "aten.baddbmm": 3, "aten.embedding": 5, "aten.cat": 2, "aten.stack": 2, "aten.neg": 1,
     "aten.transpose": 3, "aten.permute": 2, "aten.view": 2, "aten.reshape": 2, "aten.expand": 2, "aten.where": 3,
     "aten.masked_fill": 3, "aten.gather": 3, "aten.select": 3, "aten.slice": 5, "aten.eq": 2, "aten.lt": 2, "aten.ge": 2,
-    "aten.add": 2, "aten.add.Scalar": 3, "aten.sub": 2, "aten.sub.Scalar": 3, "aten.maximum": 2, "aten.minimum": 2, "aten.pow": 2,
+    "aten.add": 2, "aten.add.Scalar": 3, "aten.sub": 2, "aten.sub.Scalar": 3, "aten.maximum": 2,
+    "aten.minimum": 2, "aten.pow": 2,
 }  # fmt: skip
 #: Keyword arguments that the lowerings know or may ignore.
 KEYWORDS = frozenset(
     "dtype device layout pin_memory memory_format non_blocking copy dim dims keepdim alpha beta value scale is_causal "
     "attn_mask attn_bias dropout_p enable_gqa approximate rounding_mode correction unbiased start end step eps epsilon weight "
     "bias offs largest sorted stable descending num_classes min max ord p train diagonal shifts mode padding_idx "
-    "scale_grad_by_freq sparse implicit output_size requires_grad names generator self other input group_name group tag "
+    "reduction scale_grad_by_freq sparse implicit output_size requires_grad names generator self other input group_name "
+    "group tag "
     "accumulate unsafe normalized_shape split_size split_sizes dim0 dim1 size half_to_float compute_log_sumexp "
     "return_debug_mask ranks".split()
 )

@@ -107,8 +107,8 @@ class Zipper:
     def _take_apart(self, stuck: list[Family]) -> None:
         """Keeps apart what closes a cycle: first messages, then what reads and writes memory, then collectives.
 
-        One of the three shrinks or grows: edges between other families hold on all ranks of the later one, and so do edges between
-        families of one rank; a cycle of these would be a cycle in the graph of a rank.
+        Each time there are fewer messages, or more is kept apart: edges between other families hold on all ranks of the
+        later one, and so do edges between families of one rank; a cycle of these would be a cycle in the graph of a rank.
         """
         waiting = [f for f in stuck if f.sent is not None]
         if waiting:

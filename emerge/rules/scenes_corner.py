@@ -279,10 +279,10 @@ def microbatches(b: Build) -> None:
         t = w_.op(last, w_.op("mul.Tensor", w_.op("mm", t, ww), yy))
         if w_ is b.imp and hop and len(b.mesh) > 1:
             other = next(a for a in b.mesh if a != axis)
-            t = w_.exchange(t, other)  # type: ignore[arg-type]
+            t = w_.exchange(t, other)
         t = w_.op("sum.dim_IntList", t, [1])
         if w_ is b.imp:
-            t = w_.all_reduce(t, axis)  # type: ignore[arg-type]
+            t = w_.all_reduce(t, axis)
         return t if flat else w_.op("view", t, [sizes[0], sizes[1]])
 
     ref = run(b.reference, x.ref, bias.ref, w.ref, y.ref, how)

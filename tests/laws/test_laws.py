@@ -10,6 +10,7 @@ import cases_attention
 import cases_collective
 import cases_layout
 import cases_local
+import cases_messages
 import cases_ordered
 import cases_partial
 import cases_ranks
@@ -32,6 +33,7 @@ MODULES = (
     cases_vocabulary,
     cases_ranks,
     cases_slices,
+    cases_messages,
 )
 CASES: dict[str, LawCase] = {c.name: c for module in MODULES for c in module.CASES}
 RIGHT = [(name, variant) for name, c in CASES.items() for variant in c.right]

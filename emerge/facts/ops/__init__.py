@@ -1,5 +1,16 @@
 """What operators mean: one function per operator family, from a node to a signature."""
 
-from emerge.facts.ops import attention, collective, contraction, create, index, layout, mixed, pointwise, reduction
+from emerge.facts.ops import (
+    attention,
+    collective,
+    contraction,
+    create,
+    index,
+    layout,
+    loss,
+    mixed,
+    pointwise,
+    reduction,
+)
 
-__all__ = ["attention", "collective", "contraction", "create", "index", "layout", "mixed", "pointwise", "reduction"]
+__all__ = ["attention", "collective", "contraction", "create", "index", "layout", "loss", "mixed", "pointwise", "reduction"]

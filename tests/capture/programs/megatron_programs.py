@@ -17,7 +17,10 @@ class _Attention(nn.Module):
         self.linear_proj = nn.Linear(hidden, hidden)
 
     def forward(self, x: torch.Tensor, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x: b s h; hidden: what a position must not see, s s. The projection holds, per group, the queries of the group, its key and its value."""
+        """x: b s h; hidden: what a position must not see, s s.
+
+        The projection holds, per group, the queries of the group, its key and its value.
+        """
         b, s, _ = x.shape
         groups = self.heads // self.kv_heads
         qkv = self.linear_qkv(x).view(b, s, self.kv_heads, (groups + 2) * self.size)
