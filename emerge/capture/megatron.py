@@ -173,7 +173,9 @@ def patched(sizes: Mapping[str, int]) -> Iterator[list[Substitution]]:
 
         def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
             if config.layernorm_zero_centered_gamma or config.normalization not in ("LayerNorm", "RMSNorm"):
-                raise CaptureError("expected a LayerNorm or RMSNorm with plain weights; other norms need a GPU", "config")
+                raise CaptureError(
+                    "expected a LayerNorm or RMSNorm with plain weights; other norms need a GPU", "config"
+                )
             made = getattr(torch.nn, config.normalization)(hidden_size, eps=eps)
             for parameter in made.parameters():
                 parameter.sequence_parallel = config.sequence_parallel

@@ -110,7 +110,10 @@ def _relate(
 
 
 def _expression(
-    placement: list[str | None], shape: Shape, leaves: dict[int, tuple[str, Shape]], mesh: dict[str, int],
+    placement: list[str | None],
+    shape: Shape,
+    leaves: dict[int, tuple[str, Shape]],
+    mesh: dict[str, int],
     fixed: dict[int, int],
 ) -> tuple[Expr | None, tuple[tuple[Expr, ...], ...]]:
     """The reference tensor as concatenations of the ranks' tensors, and the copies among them.

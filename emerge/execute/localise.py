@@ -261,9 +261,7 @@ class Localiser:
     def _find(self, name: str) -> list[str] | None:
         node = self.nodes.get(name)
         if node is None:
-            return [
-                f for r in self.setup.inputs if r.reference == name for f in [self._family(*r.members()[0])] if f
-            ]
+            return [f for r in self.setup.inputs if r.reference == name for f in [self._family(*r.members()[0])] if f]
         tensor = self.ref.tensor_of(0, name)
         if isinstance(tensor, Tensor):
             roots = self.derived.partners(tensor)

@@ -287,7 +287,11 @@ def compare(setup: Setup, run: Run, responses: Mapping[str, float] | None = None
         if difference is not None:
             found.append(
                 Mismatch(
-                    relation.number, relation.reference, str(relation.implementation[rank]), rank, difference,
+                    relation.number,
+                    relation.reference,
+                    str(relation.implementation[rank]),
+                    rank,
+                    difference,
                     relation.text,
                 )
             )

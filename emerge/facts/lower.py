@@ -723,7 +723,6 @@ def takes_void(op: str) -> bool:
     return op.rpartition(".")[0] in TAKE_VOID or is_receive(op)
 
 
-
 #: Positional arguments that operators take at most, where a surplus one would otherwise go unnoticed.
 POSITIONAL = {
     "aten.mm": 2, "aten.bmm": 2, "aten.dot": 2, "aten.mv": 2, "aten.matmul": 2, "aten.outer": 2, "aten.mul": 2, "aten.t": 1,

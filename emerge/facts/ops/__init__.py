@@ -13,4 +13,15 @@ from emerge.facts.ops import (
     reduction,
 )
 
-__all__ = ["attention", "collective", "contraction", "create", "index", "layout", "loss", "mixed", "pointwise", "reduction"]
+__all__ = [
+    "attention",
+    "collective",
+    "contraction",
+    "create",
+    "index",
+    "layout",
+    "loss",
+    "mixed",
+    "pointwise",
+    "reduction",
+]

@@ -456,7 +456,9 @@ def splits(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
 
 def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
     """Concatenation along ``d``."""
-    if any(p.dtype != q.dtype and not (is_floating(p.dtype) and is_floating(q.dtype)) for p in parts for q in parts[:1]):
+    if any(
+        p.dtype != q.dtype and not (is_floating(p.dtype) and is_floating(q.dtype)) for p in parts for q in parts[:1]
+    ):
         raise Unsupported("joins tensors of different types")
     parts = [p for p in parts if not isinstance(p, Void)]  # a piece without elements adds nothing
     if len(parts) == 1:

@@ -183,7 +183,9 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
     if dtype == "bool":
         if sign < 0 or factor != 1:
             raise Unsupported("arithmetic on truth values")
-        return low.pointwise("or", "or", [x, y], dtype, commutative=True)  # the sum of truth values is their disjunction
+        return low.pointwise(
+            "or", "or", [x, y], dtype, commutative=True
+        )  # the sum of truth values is their disjunction
     if factor != 1 and is_floating(dtype):
         y = low.scaled(y, factor)
     elif factor != 1:
