@@ -1,4 +1,5 @@
-"""Which laws a pair may use: every clause a user's file adds to the shipped relations needs a certificate or trust."""
+"""Which laws a pair may use: every clause a user's file adds to the shipped relations, and every rule it adds to the algebra,
+needs a certificate or trust."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from emerge.algebra.rulefile import egg_files, rules_of
 from emerge.relate.derive import load_program
 from emerge.util.errors import RuleError
 
@@ -32,7 +34,7 @@ def law_levels(rules: Sequence[Path], trust: Sequence[str]) -> dict[str, str]:
     files = {p.resolve() for p in rules}
     shipped = load_program().relations
     program = load_program(tuple(rules))
-    names: set[str] = set()
+    names = {rule.name for path in egg_files(rules) for rule in rules_of(path)}
     for clause in program.clauses:
         if Path(clause.pos.file).resolve() not in files:
             continue

@@ -74,6 +74,14 @@ def compare(
 
     Raises:
         InputError: a program cannot be captured or read, or the relations do not fit.
+
+    >>> import torch, emerge
+    >>> x = torch.zeros(3, 4)
+    >>> result = emerge.compare(lambda x: x.exp().log(), lambda x: x + 1, inputs=(x,))
+    >>> result.verdict
+    'NOT_EQUIVALENT'
+    >>> result.counterexample.sizes
+    'captured'
     """
     axes = dict(mesh) if mesh else None
     spec = PairSpec(
@@ -102,7 +110,21 @@ def assert_equivalent(reference: Program, implementation: Program, **options: An
         NotEquivalent: an ``AssertionError`` whose message is the findings.
         UnknownVerdict: no verdict was reached.
         InputError: see :func:`compare`.
+
+    >>> import torch, emerge
+    >>> def whole(x, w): return x @ w
+    >>> def build(mesh, rank):  # every rank has a block of rows of w
+    ...     def program(x, w):
+    ...         y = x[:, 2 * rank:2 * rank + 2] @ w
+    ...         torch.distributed.all_reduce(y)
+    ...         return y
+    ...     return program, (torch.zeros(3, 4), torch.zeros(2, 5))
+    >>> relations = {"x": "a b ~ a b", "w": "(tp a) b ~ a b"}
+    >>> inputs = (torch.zeros(3, 4), torch.zeros(4, 5))
+    >>> emerge.assert_equivalent(whole, build, inputs=inputs, relations=relations, mesh={"tp": 2}).verdict
+    'EQUIVALENT'
     """
+    __tracebackhide__ = True  # pytest shows the findings, not this function
     result = compare(reference, implementation, **options)
     if result.verdict == NOT_EQUIVALENT:
         raise NotEquivalent(result)
@@ -146,5 +168,10 @@ def _message(result: PairResult) -> str:
             f"  {what}: {place}"
             for what, place in (("reference", f.reference_source), ("implementation", f.implementation_source))
             if place
+        ]
+        lines += [
+            f"  {word}: {text}"
+            for word, text in (("found", f.found), ("expected", f.expected), ("hint", f.hint))
+            if text
         ]
     return "\n".join(lines)

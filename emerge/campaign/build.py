@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from emerge.campaign.config import PairSpec, RelationSpec
-from emerge.capture.relations import placement_relations
+from emerge.capture.loading import loading_relations, packed_alignment
+from emerge.capture.relations import CaptureRelations, by_label, placement_relations
 from emerge.capture.source import SourceSpec, load_spec
 from emerge.facts.families import FamilyGraph, FamilyInput, mesh_from, zip_families
 from emerge.facts.mesh import Mesh
@@ -110,7 +111,12 @@ def _load(source: Path | SourceSpec | list[Graph]) -> list[Graph]:
         return source
     if isinstance(source, Path):
         return load_side(source)
-    return load_spec(source, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    return load_spec(source, progress=tell)
+
+
+def tell(line: str) -> None:
+    """A line of progress on standard error."""
+    print(f"  {line}", file=sys.stderr, flush=True)
 
 
 def _mesh(spec: PairSpec, ranks: list[Graph]) -> Mesh:
@@ -254,15 +260,20 @@ class _Builder:
             RelationError: a statement says so.
         """
         for s in statements:
-            ranks = self.implementation.graph.value(s.implementation.name).ranks
-            fixed = self.mesh.fixed(ranks) or {}
-            split = [self.mesh.names[-1 - p.mesh.dim] for p in s.axes if p.mesh is not None and p.mesh.dim in fixed]
-            if split:
+            split = self.split_between_stages(s)
+            if split is not None:
+                ranks = self.implementation.graph.value(s.implementation.name).ranks
                 raise RelationError(
-                    f"{s.implementation} exists on ranks {list(ranks)} only and cannot be split over {split[0]!r}; "
+                    f"{s.implementation} exists on ranks {list(ranks)} only and cannot be split over {split!r}; "
                     "correct the relation",
                     s.place,
                 )
+
+    def split_between_stages(self, s: Statement) -> str | None:
+        """A mesh axis over which a statement splits what exists at one place along it only."""
+        fixed = self.mesh.fixed(self.implementation.graph.value(s.implementation.name).ranks) or {}
+        split = [self.mesh.names[-1 - p.mesh.dim] for p in s.axes if p.mesh is not None and p.mesh.dim in fixed]
+        return split[0] if split else None
 
     def check_constants(self, given: Iterable[Statement]) -> None:
         """Inputs that a relation makes equal must not be different constants.
@@ -295,10 +306,34 @@ class _Builder:
                 raise RelationError(
                     f"the reference has no tensor {entry.seq!r}; {closest(entry.seq, known)}", entry.place
                 )
+            if entry.kind == "aligned":
+                out.append(self.aligned(entry))
+                continue
             shape = self.reference.types[entry.seq].shape
             found = entry_statements(entry, shape, self.implementation.graph, self.mesh)
             out.extend(replace(s, text=canonical_text(s.text, self.mesh, s.place)) for s in found)
         return out
+
+    def aligned(self, entry: RelationEntry) -> Statement:
+        """The statement of an entry that is written in the notation."""
+        graph = self.implementation.graph
+        try:
+            families = {graph.family_of(leaf.rank, leaf.name) for leaf in entry.dist}
+        except KeyError as exc:
+            raise RelationError(
+                f"names {exc.args[0]!r}, which is not in the implementation; correct the name", entry.place
+            ) from None
+        if len(families) != 1 or {leaf.rank for leaf in entry.dist} != set(range(self.mesh.ranks)):
+            raise RelationError(
+                f"an alignment of {entry.seq!r} needs one tensor of every rank, of one type; correct 'dist'",
+                entry.place,
+            )
+        assert entry.alignment is not None
+        return alignment_statement(
+            canonical_text(entry.alignment, self.mesh, entry.place), self.reference.spec(entry.seq),
+            self.implementation.spec(families.pop()), self.mesh, reference_cuts=entry.seq_cuts,
+            implementation_cuts=entry.dist_cuts, place=entry.place,
+        )  # fmt: skip
 
     def claims(self, relations: Relations | None) -> list[Statement]:
         spec = self.spec
@@ -336,6 +371,14 @@ class _Builder:
             if not whole and (len(others) > 1 or not self.implementation.graph.of_stage(family.ranks)):
                 why = f"its type or presence differs between ranks (found on {list(family.ranks)})"
                 self.ambiguities.append(Ambiguity("outputs", pair.reference, pair.implementation, (), why))
+                continue
+            packed = packed_alignment(
+                self.implementation.graph.graphs[0], self.reference.types[pair.reference].shape,
+                self.implementation.types[pair.implementation].shape,
+            )  # fmt: skip
+            if packed is not None:
+                s, d = self.reference.spec(pair.reference), self.implementation.spec(pair.implementation)
+                out.append(alignment_statement(packed, s, d, self.mesh, origin="given", place=self.spec.place))
                 continue
             found = default_reading(
                 "outputs",
@@ -436,50 +479,116 @@ class _Builder:
 
     def auto(self) -> list[Statement]:
         """Relations from recorded placements, else from names and shapes where one contiguous block reading fits."""
-        out: list[Statement] = []
-        placed: set[str] = set()
+        found = self.placements()
+        out = self.placed(found)
+        placed = {s.reference.name for s in out}
         reference, ranks = self.reference.graph.graphs[0], self.implementation.graph.graphs
-        if any(i.placement is not None for g in ranks for i in g.inputs):
-            found = placement_relations(reference, ranks)
-            entries = [
-                e
-                for e in found.inputs
-                if found.origins.get(label := e.place.removeprefix("capture: ")) == "placement"
-                and not (len(self.implementation.labels.get(label, [])) > 1 and self.without_partner())
-            ]
-            out += [replace(s, origin="placement") for s in self.entries(entries)]
-            placed = {e.seq for e in entries}
+        loaded = loading_relations(reference, ranks, self.mesh.axes)
+        out += [replace(s, origin="placement") for s in self.entries(loaded.inputs)]
+        placed |= {e.seq for e in loaded.inputs}
+        for label, why in loaded.open.items():
+            self.ambiguities.append(Ambiguity("relations", label, loaded.partners.get(label, label), (), why))
         by_name = {i.name: i for i in self.implementation.inputs()}
+        undecided: dict[str, Ambiguity | None] = {}
         for inp in self.reference.inputs():
             if inp.const is not None or inp.name in placed:
                 continue
-            for partner in self.partners(inp, by_name):
-                self.by_name(inp, partner, out)
-        for inp in self.reference.inputs():
-            named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
-            if named is None and inp.const is None and inp.name not in placed:
+            before = len(self.ambiguities)
+            partners = self.partners(inp, by_name)
+            if not partners:
+                named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
                 why = "the capture has no label for it"
-                self.ambiguities.append(Ambiguity("relations", inp.name, "?", (), why))
-        return out
+                undecided[inp.name] = None if named else Ambiguity("relations", inp.name, "?", (), why)
+                undecided[inp.name] = self.ambiguities.pop() if len(self.ambiguities) > before else undecided[inp.name]
+            for partner in partners:
+                reading = self.by_name(inp, partner, found)
+                if isinstance(reading, Statement):
+                    out.append(reading)
+                elif reading is not None:
+                    undecided[inp.name] = reading
+        return out + self.by_values(undecided, {s.implementation.name for s in out})
 
-    def by_name(self, inp: FamilyInput, partner: FamilyInput, out: list[Statement]) -> None:
-        """The relation of two inputs of one name: the recorded placement, else the one contiguous block reading."""
+    def by_values(self, undecided: dict[str, Ambiguity | None], related: set[str]) -> list[Statement]:
+        """Relations from the values of weights, where both captures carry them; what stays open is noted."""
+        graphs = self.implementation.graph.graphs
+        kept = [{i.name: i.values for i in g.inputs if i.values is not None} for g in graphs]
+        reference = {
+            i.name: i.values
+            for i in self.reference.graph.graphs[0].inputs
+            if i.name in undecided and i.values is not None
+        }
+        implementation = {}
+        for f in self.implementation.inputs():
+            fixed = self.mesh.fixed(f.ranks)
+            if fixed is None or f.name in related or f.const is not None:
+                continue
+            if all(n in kept[r] for r, n in f.members.items()):  # other stages are taken to hold copies
+                homes = [self.mesh.home(r, fixed) for r in range(self.mesh.ranks)]
+                implementation[f.name] = [kept[r][f.members[r]] for r in homes]
+        decided: list[Statement] = []
+        if reference and implementation:
+            from emerge.relate.by_values import value_statements
+
+            decided, doubtful = value_statements(reference, implementation, self.mesh)
+            decided = [s for s in decided if self.split_between_stages(s) is None]
+            labels = {
+                i.name: i.label or i.name for side in (self.reference, self.implementation) for i in side.inputs()
+            }
+            for name, statements in doubtful.items():
+                lines = [_line_of(s, labels) for s in statements]
+                why = "the values of weights fit several ways"
+                others = ", ".join(sorted({s.implementation.name for s in statements}))
+                undecided[name] = Ambiguity("relations", labels[name], others, tuple(lines), why)
+        settled = {s.reference.name for s in decided}
+        self.ambiguities += [a for name, a in undecided.items() if a is not None and name not in settled]
+        return decided
+
+    def placements(self) -> CaptureRelations:
+        """What the captures recorded about where tensors lie."""
+        ranks = self.implementation.graph.graphs
+        if all(i.placement is None for g in ranks for i in g.inputs):
+            return CaptureRelations()
+        return placement_relations(self.reference.graph.graphs[0], ranks, self.mesh.axes)
+
+    def placed(self, found: CaptureRelations) -> list[Statement]:
+        """Statements from recorded placements; a parameter shared under two labels may be two tensors over there, and a
+        label two tensors of different stages."""
+        graph = self.implementation.graph
+        ref, imp = by_label(self.reference.graph.graphs[0]), [by_label(g) for g in graph.graphs]
+        out: dict[tuple[str, str], Statement] = {}
+        for label, text in found.texts.items():
+            families = dict.fromkeys(graph.family_of(r, t[label].name) for r, t in enumerate(imp) if label in t)
+            if len(families) > 1 and self.without_partner():
+                continue
+            for name in families:
+                key = (ref[label].name, name)
+                if key in out:
+                    continue
+                made = alignment_statement(
+                    text, self.reference.spec(key[0]), self.implementation.spec(name),
+                    self.mesh, origin="placement", place=f"capture: {label}",
+                )  # fmt: skip
+                split = self.split_between_stages(made)
+                if split is None:
+                    out[key] = replace(made, text=canonical_text(text, self.mesh))
+                else:
+                    found.open[label] = f"its placement splits over {split!r}, and every stage along it has one of its own"
+        return list(out.values())
+
+    def by_name(self, inp: FamilyInput, partner: FamilyInput, found: CaptureRelations) -> Statement | Ambiguity | None:
+        """The one contiguous block reading of two inputs of one name. Reasons that values cannot settle are noted."""
         label = inp.label or inp.name
-        s, d = self.reference.spec(inp.name), self.implementation.spec(partner.name)
-        placements = _placements(partner, self.mesh)
-        if placements is not None:
-            place = f"placement of {partner.name!r}"
-            text = placements_text(placements, s.shape, self.mesh, place)
-            out.append(alignment_statement(text, s, d, self.mesh, origin="placement", place=place))
-            return
-        if self.mesh.fixed(partner.ranks) is None:
+        if partner.placement is not None:
+            why = found.open.get(label, "its placement says nothing")
+        elif self.mesh.fixed(partner.ranks) is None:
             why = f"its type or presence differs between ranks (found on {list(partner.ranks)})"
-            self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
-            return
-        found = default_reading(
-            "relations", label, s, d, self.mesh, most=None, origin="name", ranks=partner.ranks
-        )  # fmt: skip
-        self.keep(found, out)
+        else:
+            s, d = self.reference.spec(inp.name), self.implementation.spec(partner.name)
+            return default_reading(
+                "relations", label, s, d, self.mesh, most=None, origin="name", ranks=partner.ranks
+            )  # fmt: skip
+        self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
+        return None
 
     def partners(self, inp: FamilyInput, by_name: dict[str, FamilyInput]) -> list[FamilyInput]:
         """The implementation inputs of the same label, or of the same telling name.
@@ -508,16 +617,7 @@ class _Builder:
         return any(i.label and i.label not in self.implementation.labels for i in self.reference.inputs())
 
 
-def _placements(inp: FamilyInput, mesh: Mesh) -> dict[str, str] | None:
-    """Placements recorded by the capture: one term per mesh axis, as a list or by name."""
-    recorded = inp.placement
-    if recorded is None:
-        return None
-    if isinstance(recorded, dict):
-        return {str(a): str(p) for a, p in recorded.items()}
-    if isinstance(recorded, list) and len(recorded) == len(mesh.names):
-        return {a: str(p) for a, p in zip(mesh.names, recorded)}
-    raise RelationError(
-        f"the recorded placement {recorded!r} of {inp.name!r} does not fit the mesh {mesh.axes}; "
-        "expected one term per mesh axis, capture the graph again",
-    )
+def _line_of(statement: Statement, labels: dict[str, str]) -> str:
+    """A statement as an entry under ``relations:``."""
+    left, right = (replace(p, name=labels.get(p.name, p.name)) for p in (statement.reference, statement.implementation))
+    return f'"{left}": {{of: "{right}", is: "{statement.text}"}}'

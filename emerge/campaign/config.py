@@ -29,7 +29,6 @@ LATER = {
     "validate": "validation options",
     "perturb": "perturbed relations",
 }
-SOURCES_LATER = ("vllm", "weights")
 
 _CAMPAIGN_KEYS = ("campaign", "mesh", "engine", "rules", "trust", "fail_on", "seed", "budget", "pairs")
 _PAIR_KEYS = (
@@ -322,11 +321,12 @@ class _Reader:
         """One side: a path to graphs, or a live model (a mapping, ``python:module:function``, a ``.pt2`` archive)."""
         value = at[side]
         if isinstance(value, Mapping):
-            key = next((k for k in value if k in SOURCES_LATER), None)
-            if key is not None:
-                self.fail(f"{key!r} is not in this version; give another source", value, key)
+            given = plain(value)
+            for key in ("weights", "python_env"):
+                if isinstance(given.get(key), str):
+                    given[key] = self.path(given[key], value.place(key))
             try:
-                return parse_spec(plain(value), base=self.base, mesh=mesh)
+                return parse_spec(given, base=self.base, mesh=mesh)
             except CaptureError as e:
                 raise ConfigError(e.message, value.place()) from None
         if isinstance(value, str) and is_live(value):
@@ -462,8 +462,11 @@ def load_relation_lines(path: Path) -> list[RelationSpec]:
     return relation_lines(data)
 
 
+RULE_SUFFIXES = (".dl", ".egg", ".kernel")
+
+
 def rule_files(paths: Iterable[Path], place: str = "") -> list[Path]:
-    """Rule files behind files and folders (all ``.dl`` files of a folder, sorted).
+    """Rule files behind files and folders (all ``.dl``, ``.egg`` and ``.kernel`` files of a folder, sorted).
 
     Raises:
         ConfigError: a path does not exist, or is no rule file.
@@ -471,13 +474,13 @@ def rule_files(paths: Iterable[Path], place: str = "") -> list[Path]:
     out: list[Path] = []
     for path in paths:
         if path.is_dir():
-            out.extend(sorted(path.rglob("*.dl")))
-            if not any(path.rglob("*.dl")) and any(path.rglob("*.egg")):
-                raise ConfigError(f"{str(path)!r} holds .egg rules, which are not in this version; remove it", place)
+            out.extend(sorted(p for p in path.rglob("*") if p.suffix in RULE_SUFFIXES))
         elif not path.exists():
             raise ConfigError(f"the rule path {str(path)!r} does not exist; correct it", place)
-        elif path.suffix == ".dl":
+        elif path.suffix in RULE_SUFFIXES:
             out.append(path)
         else:
-            raise ConfigError(f"expected a .dl file or a folder, found {str(path)!r}; correct the path", place)
+            raise ConfigError(
+                f"expected a .dl, .egg or .kernel file or a folder, found {str(path)!r}; correct the path", place
+            )
     return out

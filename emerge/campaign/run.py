@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from emerge.campaign.admission import law_levels
-from emerge.campaign.build import Prepared, prepare
+from emerge.campaign.build import Prepared, prepare, tell
 from emerge.campaign.config import PairSpec
 from emerge.campaign.counterexample import save_counterexample
+from emerge.campaign.weights import weight_findings
 from emerge.capture.source import SourceSpec, describe
 from emerge.graph.model import Graph
 from emerge.relate.derive import Derivation, Problem, derive
@@ -104,11 +105,14 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
     try:
         if left() == 0.0:
             raise BudgetExceeded(f"the budget of {seconds:g} s was spent on reading the graphs")
+        if any(isinstance(s, SourceSpec) for s in (spec.reference, spec.implementation)):
+            tell(f"{spec.id}: deriving alignments")
         derivation = derive(prepared.problem, engine=engine, rules=tuple(spec.rules), log=True, timeout=left())
+        problem = prepared.problem
+        if len(derivation.proved()) < len(derivation.claims):
+            problem, derivation = _with_constants(problem, derivation, engine, spec.rules, left)
         refuter = _timed(execution_refuter(seed, memory_gb, left, spec.rules), executed)
-        result = decide(
-            prepared.problem, derivation, refuter, levels=levels, ambiguities=prepared.ambiguities, seed=seed
-        )
+        result = decide(problem, derivation, refuter, levels=levels, ambiguities=prepared.ambiguities, seed=seed)
     except BudgetExceeded as e:
         result = PairResult(verdict=UNKNOWN, reason=str(e))
     _describe(result, prepared)
@@ -121,6 +125,25 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
         save_counterexample(result, spec.id, options.out)
     result.payload = None
     return result
+
+
+def _with_constants(
+    problem: Problem, derivation: Derivation, engine: str, rules: Sequence[Path], left: Callable[[], float | None]
+) -> tuple[Problem, Derivation]:
+    """The derivation again, with constants that were executed on both sides and have equal bits."""
+    try:
+        from emerge.execute.equal_constants import with_constants
+    except ImportError:
+        return problem, derivation
+    more = with_constants(problem, derivation)
+    if more is None:
+        return problem, derivation
+    extended = derivation.reference.extension is not None
+    again = derive(
+        more, engine=engine, rules=tuple(rules), log=True, timeout=left(), start_with_algebra=extended
+    )
+    again.seconds = {k: v + derivation.seconds.get(k, 0.0) for k, v in again.seconds.items()}
+    return more, again
 
 
 def sources(spec: PairSpec) -> dict[str, str]:
@@ -149,6 +172,15 @@ def _describe(result: PairResult, prepared: Prepared) -> None:
     result.outputs_not_claimed = prepared.outputs_not_claimed
     result.unmatched = prepared.unmatched
     result.stats = prepared.stats
+    reference, implementation = prepared.problem.reference.graphs, prepared.problem.implementation.graphs
+    for entry in (e for g in (*reference, *implementation) for e in g.extra.get("substitutions") or ()):
+        if entry not in result.substitutions:
+            result.substitutions.append(entry)
+    result.findings += weight_findings(reference, implementation)
+    named = prepared.problem.reference.graphs[0]
+    labels = dict(zip(named.outputs, named.extra.get("output_labels") or []))
+    for output in result.outputs:
+        output.label = labels.get(output.reference)
     for problem in prepared.graph_problems:
         result.findings.append(
             Finding("RANKS_DISAGREE", "note" if result.verdict == "EQUIVALENT" else "warning", problem)
@@ -181,6 +213,10 @@ def execution_refuter(
         )
         if empty is not None:
             return NotRun(f"{empty} has an input or output without elements, which is not executed")
+        from emerge.execute.ops.defined import register
+        from emerge.kernels.registry import definitions
+
+        register(definitions(rules))
         if rules:
             from emerge.relate.derive import load_program
             from emerge.rules.operators import register_definitions

@@ -78,6 +78,18 @@ def is_user_file(filename: str) -> bool:
     return not filename.startswith(_skipped_prefixes())
 
 
+#: Installed code that stands between a model and torch: it wraps layers and says nothing about the model.
+_WRAPPERS = (("transformers", "distributed"), ("transformers", "utils"), ("accelerate",), ("peft", "utils"))
+
+
+@cache
+def is_wrapper_file(filename: str) -> bool:
+    """True for files of libraries that run a model's layers for it (tensor parallelism, hooks, decorators)."""
+    parts = tuple(shown_path(filename).split(os.sep))
+    installed = f"{os.sep}site-packages{os.sep}" in filename or f"{os.sep}dist-packages{os.sep}" in filename
+    return installed and any(parts[: len(w)] == w for w in _WRAPPERS)
+
+
 @cache
 def shown_path(filename: str) -> str:
     """A path as graph files show it: from the package on, or from the working directory on, else absolute."""
@@ -93,7 +105,8 @@ class Place:
     """Where an operator call comes from.
 
     Attributes:
-        source: ``file:line`` of the innermost user frame; ``code``: the text of that line.
+        source: ``file:line`` of the innermost frame of the model, beneath the libraries that wrap its layers.
+        code: the text of that line.
         module: path of the innermost ``nn.Module`` that runs.
         stack: index into the table of stacks, None where there is no user frame.
         phase: ``forward`` or ``backward``; None in graphs without gradients.
@@ -137,7 +150,8 @@ class Places:
             code = frame.f_code
             if module is None and code.co_name == "_call_impl":
                 module = self.modules.get(id(frame.f_locals.get("self")))
-            if is_user_file(code.co_filename):
+            # A tensor subclass hands every call on; the line that made the call says more.
+            if code.co_name != "__torch_function__" and is_user_file(code.co_filename):
                 user.append((code.co_filename, frame.f_lineno))
             frame = frame.f_back
         return self._place(user, module, phase)
@@ -152,11 +166,11 @@ class Places:
             user = [self.default]
         if not user:
             return Place(module=module, phase=phase)
-        file, line = user[0]
+        file, line = next(((f, n) for f, n in user if not is_wrapper_file(f)), user[0])
         key = tuple(f"{shown_path(f)}:{n}" for f, n in reversed(user))
         if key not in self._index:
             self._index[key] = len(self.stacks)
             self.stacks.append(list(key))
             self.files.update(f for f, _ in user)
         text = linecache.getline(file, line).strip()
-        return Place(key[-1], text or None, module, self._index[key], phase)
+        return Place(f"{shown_path(file)}:{line}", text or None, module, self._index[key], phase)

@@ -17,11 +17,11 @@ from typing import Any
 
 from emerge import __version__
 from emerge.capture.source import SourceSpec
-from emerge.graph.json_io import read_graph, write_graph
+from emerge.graph.json_io import read_graph, read_values, write_graph, write_values
 from emerge.graph.model import Graph
 from emerge.util.errors import EmergeError
 
-_PACKAGES = ("torch", "transformers", "megatron-core", "accelerate", "safetensors")
+_PACKAGES = ("torch", "transformers", "megatron-core", "accelerate", "safetensors", "vllm")
 
 
 def cache_folder() -> Path:
@@ -45,7 +45,7 @@ class CaptureCache:
             manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
             if any(file_digest(f) != digest for f, digest in manifest["files"].items()):
                 return None
-            return [read_graph(entry / f) for f in manifest["graphs"]]
+            return [read_values(read_graph(entry / f), entry / f"{f}.npz") for f in manifest["graphs"]]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EmergeError):
             return None  # absent, or written by something else: capture again
 
@@ -60,6 +60,7 @@ class CaptureCache:
                 for graph in graphs:
                     names.append("seq.json" if graph.world_size == 1 else f"rank{graph.rank}.json")
                     write_graph(graph, place / names[-1])
+                    write_values(graph, place / f"{names[-1]}.npz")
                 manifest = {
                     "spec": spec.as_json(),
                     "graphs": names,
@@ -90,6 +91,7 @@ def _versions(spec: SourceSpec) -> Any:
 
     if spec.python_env is not None:  # the listing of its packages changes whenever one is installed or replaced
         root = Path(spec.base) / spec.python_env
+        root = root.parent.parent if root.is_file() else root  # the interpreter itself may be named
         return sorted(str(p.relative_to(root)) for p in root.glob("lib*/python*/site-packages/*.dist-info"))
     out = {"python": sys.version}
     for name in _PACKAGES:
@@ -102,7 +104,7 @@ def _versions(spec: SourceSpec) -> Any:
 
 def _own_code() -> str:
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -141,7 +141,10 @@ def device_mesh(mesh: dict[str, int], fake: bool) -> Iterator[Any]:
 
     with ExitStack() as stack:
         if fake:
+            from emerge.capture.fsdp import shards_without_data
+
             stack.enter_context(real_meshes())
+            stack.enter_context(shards_without_data())
         yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
 
 

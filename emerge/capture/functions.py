@@ -30,7 +30,7 @@ class Functions(TorchFunctionMode):
         recorder = self.recorder
         if recorder.paused:
             return func(*args, **kwargs)
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if func in _ATTENTION:
             return self._attention(func, args, kwargs)
         if func is torch.nn.functional.dropout and bool(bind_dropout(args, kwargs)[2]):
             # The CPU writes dropout as a random mask and a division; GPUs have one operator with a backward of its own.
@@ -83,6 +83,10 @@ def bind_dropout(args: Any, kwargs: Any) -> tuple[Any, float, bool]:
     return bound["input"], float(bound["p"]), bool(bound["training"]) and not bound["inplace"]
 
 
+_ATTENTION = {
+    torch.nn.functional.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,  # in exported programs
+}
 _PYTHON_READS = {
     torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.item, torch.Tensor.__bool__,
     torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__,

@@ -16,6 +16,7 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from emerge.capture.base import CaptureError, Substitution
@@ -38,6 +39,7 @@ class HFSpec:
         batch, seq: sizes of ``input_ids``. tp_size, ep_size: Transformers' own parallelism.
         dtype: of the parameters; default float32 with data, bfloat16 without.
         attention: ``sdpa`` or ``eager``. experts: implementation of expert layers.
+        weights: folder of local safetensors files; default random weights.
     """
 
     architecture: str
@@ -51,6 +53,7 @@ class HFSpec:
     attention: str = "sdpa"
     experts: str | None = None
     inputs: dict[str, Any] = field(default_factory=dict)
+    weights: Path | None = None
 
     @staticmethod
     def from_mapping(hf: Mapping[str, Any], inputs: Mapping[str, Any] | None = None) -> HFSpec:
@@ -103,16 +106,19 @@ def capture_hf(
     from emerge.capture.session import Settings, run_capture
 
     name = name or spec.architecture
+    stored = _stored(spec, fake, files)
     with patched() as substitutions:
         if spec.tp_size == 1 and spec.ep_size == 1:
             settings = Settings(name, mode, fake, loss=_loss)
-            graphs = [run_capture(lambda: _build(spec, mode, fake), settings, substitutions)]
+            graphs = [run_capture(lambda: _build(spec, mode, fake, stored), settings, substitutions)]
+            if stored:
+                graphs[0].extra["weights"] = str(spec.weights)
             if files is not None:
                 files |= settings.files
             return graphs
 
         def build(mesh: Any, rank: int) -> Any:
-            return _build(spec, mode, fake)
+            return _build(spec, mode, fake, stored)
 
         return capture_ranks(
             build, {"tp": spec.tp_size}, ranks, name=name, mode=mode, fake=fake, loss=_loss,
@@ -124,10 +130,36 @@ def _loss(result: Any) -> Any:
     return result["loss"]
 
 
-def _build(spec: HFSpec, mode: str, fake: bool) -> Any:
+def _stored(spec: HFSpec, fake: bool, files: set[str] | None) -> dict[str, Any]:
+    """The values of the spec's weights; none without data, where they are only checked."""
+    if spec.weights is None:
+        return {}
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from emerge.capture.weights import check_headers, load_weights, weight_files
+
+    if files is not None:
+        files |= {str(p.resolve()) for p in weight_files(spec.weights)}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        shell = make_model(spec, _dtype(spec, fake))
+        if fake:
+            check_headers(shell, spec.weights)
+            return {}
+    return load_weights(shell, spec.weights)
+
+
+def _dtype(spec: HFSpec, fake: bool) -> str:
+    return spec.dtype or ("bfloat16" if fake else "float32")
+
+
+def _build(spec: HFSpec, mode: str, fake: bool, stored: dict[str, Any]) -> Any:
     import torch
 
-    model = make_model(spec, spec.dtype or ("bfloat16" if fake else "float32"))
+    model = make_model(spec, _dtype(spec, fake))
+    if stored:
+        from emerge.capture.weights import put_weights
+
+        put_weights(model, stored)
     if spec.tp_size > 1 or spec.ep_size > 1:
         model = distribute(model, spec)
     ids = torch.zeros(spec.batch, spec.seq, dtype=torch.int64)

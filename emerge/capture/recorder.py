@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from emerge.capture import functional
 from emerge.capture.base import MAX_CONSTANT, CaptureError, Names, Place, Places, Substitution
 from emerge.capture.communication import Groups, record_c10d
+from emerge.capture.fsdp import record_fsdp
 from emerge.capture.memory import Memory, Step, meta_like
 from emerge.graph.model import Arg, DType, Input, Node, Ref, TensorType, TypedConst
 
@@ -45,8 +46,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_plain(tensor: Any) -> bool:
-    """True for tensors without subclass behaviour of their own (fake tensors count as plain)."""
-    return type(tensor) in _PLAIN
+    """True for tensors without subclass behaviour of their own (fake tensors count as plain).
+
+    A subclass that leaves dispatch alone (a parameter with attributes, as vLLM has them) is plain.
+    """
+    kind = type(tensor)
+    return kind in _PLAIN or kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 @dataclass
@@ -144,6 +149,10 @@ class Recorder(TorchDispatchMode):
         place = self._place()
         if namespace == "c10d":
             return record_c10d(self, func, args, kwargs, place)
+        if qualified == "aten.as_strided" and is_view(*args, **kwargs):
+            func, args, kwargs = torch.ops.aten.view.default, (args[0], list(args[1])), {}
+        if namespace == "fsdp":
+            return record_fsdp(self, func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
             return self._in_place_view(func, args, kwargs, place)
         if func._schema.is_mutable:
@@ -154,6 +163,9 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **kwargs)
         encoded, encoded_kwargs = [self.encode(a) for a in args], {k: self.encode(v) for k, v in kwargs.items()}
         out = func(*args, **kwargs)
+        if func._schema.name == "aten::cat" and out.numel():
+            # Operands without elements add nothing; programs have them where a part may be empty (partial rotary).
+            encoded[0] = [a for a, t in zip(encoded[0], args[0]) if t.numel()]  # type: ignore[arg-type]
         self._results(func, args, out, encoded, encoded_kwargs, place)
         return out
 
@@ -488,6 +500,16 @@ def iter_tensors(value: Any) -> Iterator[Any]:
             yield from iter_tensors(item)
     elif isinstance(value, dict):
         yield from iter_tensors(list(value.values()))
+
+
+def is_view(tensor: Any, size: Any, stride: Any, offset: Any = None) -> bool:
+    """True for an ``as_strided`` that sees the elements of a contiguous tensor in row-major order."""
+    dense = [1]
+    for n in reversed(size[1:]):
+        dense.append(dense[-1] * n)
+    count = dense[-1] * (size[0] if size else 1)
+    same = tensor.is_contiguous() and count == tensor.numel() and offset in (None, tensor.storage_offset())
+    return same and all(n == 1 or s == w for n, s, w in zip(size, stride, reversed(dense)))
 
 
 def short_name(op: str) -> str:

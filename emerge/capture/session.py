@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from emerge import __version__
 from emerge.capture.base import CaptureError, Places, Substitution
@@ -20,6 +20,8 @@ from emerge.capture.placements import local_part, placement_of
 from emerge.capture.recorder import Recorder, is_plain
 from emerge.graph.model import Arg, Graph, Input, Node, Ref
 
+#: Elements of weights of one graph whose values are kept in memory.
+MOST_VALUES = 1 << 26
 #: Communication is kept even where nothing reads its result: a call that others wait for is part of the program.
 _EFFECTS = ("_c10d_functional.", "_dtensor.", "c10d.")
 
@@ -118,6 +120,7 @@ class _Session:
         self.bound: dict[str, tuple[str, Any]] = {}  # label -> (input name, tensor)
         self.buffers: dict[str, tuple[str, Any]] = {}  # label -> (placeholder, tensor)
         self.outputs: list[tuple[str, str, list[str | None] | None]] = []
+        self.kept = 0  # elements of weights whose values are kept
 
     @contextlib.contextmanager
     def _modes(self) -> Iterator[None]:
@@ -195,17 +198,18 @@ class _Session:
         rec.places.modules = {id(m): name or type(module).__name__ for name, m in module.named_modules()}
         transient = {
             f"{prefix}.{name}" if prefix else name
-            for prefix, m in module.named_modules()
+            for prefix, m in module.named_modules(remove_duplicate=False)  # a shared module under all its names
             for name in m._non_persistent_buffers_set
         }
         for label, tensor in module.named_parameters(remove_duplicate=False):
-            self._bind_input(label, tensor)
-        plain = []
+            self._bind_input(label, tensor, stored=True)
+        plain: list[tuple[str, Any]] = []
         for label, tensor in module.named_buffers(remove_duplicate=False):
             if label in transient:
-                plain.append((label, tensor))
+                if not any(known is tensor for _, known in plain):
+                    plain.append((label, tensor))
             else:
-                self._bind_input(label, tensor)
+                self._bind_input(label, tensor, stored=True)
         for prefix, m in module.named_modules():
             for key, value in vars(m).items():
                 if isinstance(value, torch.Tensor) and is_plain(value):
@@ -213,7 +217,8 @@ class _Session:
         for label, tensor in plain:
             self._bind_buffer(label, tensor)
 
-    def _bind_input(self, label: str, tensor: Any) -> None:
+    def _bind_input(self, label: str, tensor: Any, stored: bool = False) -> None:
+        """``stored``: a parameter or buffer, whose values are worth keeping."""
         rec = self.recorder
         local = local_part(tensor)
         placement, whole = placement_of(tensor, self.settings.mesh)
@@ -226,6 +231,11 @@ class _Session:
         shared = any(k.untyped_storage()._cdata == local.untyped_storage()._cdata for _, k in self.bound.values())
         rec.memory.define(local, name, fresh=not shared)
         self.bound[label] = (name, local)
+        if stored and self.kept + local.numel() <= MOST_VALUES:
+            values = values_of(local)
+            if values is not None:
+                self.kept += local.numel()
+                rec.state.inputs[-1].values = values
 
     def _bind_buffer(self, label: str, tensor: Any) -> None:
         """A buffer that no checkpoint holds keeps its computed value, and becomes an input if the program writes it."""
@@ -331,6 +341,15 @@ class _Session:
             world_size=settings.world, direction="both" if self.train else "fw", stacks=stacks,
             groups=self.groups.used, mesh=dict(settings.mesh), extra=extra,
         )  # fmt: skip
+
+
+def values_of(tensor: Any) -> Any | None:
+    """The content of a real tensor as a numpy array of its own, 16-bit floats widened; None where it has none."""
+    if isinstance(tensor, FakeTensor) or tensor.device.type == "meta" or tensor.dtype.is_complex:
+        return None
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 4:
+        return tensor.detach().float().cpu().numpy() if tensor.dtype.itemsize == 2 else None
+    return tensor.detach().cpu().clone().numpy()
 
 
 def default_loss(result: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 
 from emerge.capture.base import CaptureError
 from emerge.capture.source import SourceSpec, capture_here, describe
-from emerge.graph.json_io import read_graph, write_graph
+from emerge.graph.json_io import read_graph, read_values, write_graph, write_values
 from emerge.graph.model import Graph
 from emerge.util.errors import EmergeError
 
@@ -81,7 +81,9 @@ def capture_in_environment(
                 ) from None
         result = _result(folder / "out" / "result.json")
         if code == 0 and result is not None and "graphs" in result:
-            return [read_graph(folder / "out" / name) for name in result["graphs"]], set(result["files"])
+            out = folder / "out"
+            graphs = [read_values(read_graph(out / n), out / f"{n}.npz") for n in result["graphs"]]
+            return graphs, set(result["files"])
         kept = keep_log(folder / "log", log_folder)
         if result is not None and "error" in result:
             raise CaptureError(
@@ -144,6 +146,7 @@ def main(request: str) -> int:
         for graph in graphs:
             names.append("seq.json" if graph.world_size == 1 else f"rank{graph.rank}.json")
             write_graph(graph, out / names[-1])
+            write_values(graph, out / f"{names[-1]}.npz")
         result: dict[str, Any] = {"graphs": names, "files": sorted(files)}
     except EmergeError as error:
         import traceback

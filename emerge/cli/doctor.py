@@ -28,6 +28,10 @@ def report_lines() -> tuple[list[str], bool]:
     )
     for package in ("numpy", "pyyaml", "typer"):
         lines.append(f"package {package}: {_package(package) or 'missing'}")
+    lines.append(f"package egglog: {_package('egglog') or 'missing: no equal forms of tensors are looked for'}")
+    lines.append(
+        f"package z3-solver: {_package('z3-solver') or 'missing: rules of the algebra are tested, not proved'}"
+    )
     rules_found = True
     try:
         lines.append(f"rules: {resource_dir('datalog')}")

@@ -61,7 +61,9 @@ def _read(path: Path, origin: Pos | None, seen: dict[Path, None], scopes: list[S
     if resolved in seen:
         return
     if not resolved.is_relative_to(root):
-        raise RuleError(f"{str(path)!r} lies outside {str(root)!r}; a rule file includes files of its own folder", str(origin))
+        raise RuleError(
+            f"{str(path)!r} lies outside {str(root)!r}; a rule file includes files of its own folder", str(origin)
+        )
     seen[resolved] = None
     try:
         text = path.read_text(encoding="utf-8")

@@ -138,7 +138,11 @@ class Aligned:
 
     def partners(self, reference: Tensor) -> list[int]:
         """Roots of the implementation tensors that a reference tensor is aligned with, partial ones included."""
-        return [d for d, *_ in self.pairs.get(self.root.get(reference.id, -1), ())]
+        return self.partners_of(reference.id)
+
+    def partners_of(self, reference: int) -> list[int]:
+        """The same for the number of a reference tensor."""
+        return [d for d, *_ in self.pairs.get(self.root.get(reference, -1), ())]
 
     def placed(self, reference: Tensor, local: Tensor, sizes: Sizes) -> Placement | None:
         """The derived placement of a tensor in another one (no partial, scale 1); None where there is none."""

@@ -7,7 +7,7 @@ nodes from which a differing output is reached through nodes without counterpart
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -47,6 +47,7 @@ _TRANSPARENT = {
 #: Those that, with collectives, may stand where the sides move values in another way.
 _MOVING = _TRANSPARENT | {
     *("cat", "stack", "narrow", "split", "split_with_sizes", "chunk", "select", "index_select", "mul", "div"),
+    *("repeat", "repeat_interleave"),
 }
 
 #: Those that put pieces together.
@@ -88,10 +89,11 @@ def between(side: Side, start: Iterable[str], agreed: set[str], mixing: bool = F
         if not agreed.isdisjoint(refs):
             if not mixing:
                 return name
-            for made in reversed(path):
-                value = side.family.value(made)
-                if isinstance(value, FamilyNode) and (is_collective(value.op) or split_op(value.op)[1] in _JOINING):
-                    return made
+            values = [side.family.value(made) for made in path]
+            made = [v for v in values if isinstance(v, FamilyNode)]
+            # a list of gathered pieces is put in order where they are joined, not where they arrive
+            for v in [v for v in made if split_op(v.op)[1] in _JOINING] + [v for v in made if is_collective(v.op)]:
+                return v.name
         pending += [(r, (*path, r)) for r in refs if r not in agreed]
     return None
 
@@ -163,8 +165,31 @@ class Localiser:
             pending += self.nodes[name].refs()
         # An output that has a counterpart was computed as it should be and handed over wrongly.
         sources = [n for n in live if not any(r in live for r in self.nodes[n].refs())]
+        sources = [n for n in sources if not self._arrived(n)] or sources
         ordered = sorted(sources, key=lambda n: (self._depths[n], self.order[n]))
         return [self._divergence(n, live, self._depths[n] == self._depths[ordered[0]]) for n in ordered]
+
+    def _arrived(self, name: str) -> bool:
+        """Whether a value without a counterpart went into one that has one: then it arrived, in another form."""
+        pending, seen = [name], {name}
+        while pending:
+            for user in self._users.get(pending.pop(), ()):
+                if user in seen:
+                    continue
+                seen.add(user)
+                if user in self._indices or self.counterparts(user) is None:
+                    pending.append(user)
+                else:
+                    return True
+        return False
+
+    @cached_property
+    def _users(self) -> dict[str, list[str]]:
+        users: dict[str, list[str]] = {}
+        for node in self.setup.reference.nodes:
+            for name in dict.fromkeys(node.refs()):
+                users.setdefault(name, []).append(node.name)
+        return users
 
     def _divergence(self, name: str, live: set[str], first: bool) -> Divergence:
         node = self.nodes[name]
@@ -178,7 +203,9 @@ class Localiser:
             cause = self._members(origin[1])
         elif implementation:
             value = self.imp.family.value(self.imp.family.family_of(*min(implementation.items())))
-            cause = self._members(between(self.imp, value.refs() if isinstance(value, FamilyNode) else (), agreed))
+            operands = list(value.refs()) if isinstance(value, FamilyNode) else []
+            made = between(self.imp, operands, agreed, mixing=True) or between(self.imp, operands, agreed)
+            cause = self._members(made)
         return Divergence(name, implementation, cause, tuple(also), first)
 
     def _members(self, family: str | None) -> dict[int, str]:
@@ -245,7 +272,11 @@ class Localiser:
         families = [family] if family is not None else self.counterparts(name) or ()
         locals_ = [low.get(f) for f in families] if self.derived.partners(tensor) else []
         found = [p for t in locals_ if isinstance(t, Tensor) for p in self.derived.placements(tensor, t, self.sizes)]
-        return not found or any(map(contiguous, found))
+        if not found or any(map(contiguous, found)):
+            return True
+        node = self.nodes.get(name)
+        source = node.args[0] if node is not None and split_op(node.op)[1] in _LAYOUT else None
+        return family is None and isinstance(source, Ref) and self._in_order(source.name)
 
     # ---- counterparts -----------------------------------------------------------------------------------------------
 
@@ -266,10 +297,7 @@ class Localiser:
         if isinstance(tensor, Tensor):
             roots = self.derived.partners(tensor)
             if roots:
-                wanted = set(roots)
-                low = self.shrinker.imp
-                named = [n for t, names in low.nodes_of.items() if self.derived.root.get(t) in wanted for n in names]
-                return [n for n in named if n in self.imp.needed]
+                return self._named(roots)
         if not any(True for _ in node.refs()):
             return []
         found = self._by_value(name, tensor)
@@ -371,9 +399,12 @@ class Localiser:
         """The implementation node that reads counterparts of most operands, preferably with the same operator."""
         readers = self._readers
         votes: dict[str, float] = {}
-        for ref in dict.fromkeys(node.refs()):
+        starts = [self.counterparts(ref) or () for ref in dict.fromkeys(node.refs())]
+        # What an operator is made of has counterparts of its own: the product inside of addmm, for one.
+        parts = [self._named(self.derived.partners_of(t)) for t in self._parts.get(node.name, ())]
+        for found in [*starts, *parts]:
             reached: set[str] = set()
-            for start in self.counterparts(ref) or ():
+            for start in found:
                 self._consumers(start, readers, reached)
             for name in reached:
                 votes[name] = votes.get(name, 0.0) + 1.0
@@ -384,12 +415,36 @@ class Localiser:
 
         own = self._axes(self.ref.tensor_of(0, node.name))
 
-        def rank(name: str) -> tuple[bool, float, bool, int]:
+        def rank(name: str) -> tuple[bool, bool, float, bool, int]:
             value = family.value(name)
             same = isinstance(value, FamilyNode) and split_op(value.op)[1] == name_of
-            return same, votes[name], self._axes(self.shrinker.imp.tensors.get(name)) == own, -value.id
+            alike = self._axes(self.shrinker.imp.tensors.get(name)) == own
+            return name not in self._accounted, same, votes[name], alike, -value.id
 
         return dict(family.value(max(votes, key=rank)).members)
+
+    @cached_property
+    def _parts(self) -> dict[str, list[int]]:
+        """Tensors inside a reference node's operator that are no node of their own."""
+        low = self.ref.low
+        found: dict[str, list[int]] = {}
+        for tensor, op in low.op_of.items():
+            name = low.op_node.get(op, "")
+            if name and tensor not in low.nodes_of:
+                found.setdefault(name, []).append(tensor)
+        return found
+
+    @cached_property
+    def _accounted(self) -> set[str]:
+        """Implementation nodes whose value a reference tensor is aligned with."""
+        return set(self._named({d for pairs in self.derived.pairs.values() for d, *_ in pairs}))
+
+    def _named(self, roots: Collection[int]) -> list[str]:
+        """Implementation families whose value is a rearrangement of one of these lowered tensors."""
+        wanted = set(roots)
+        low = self.imp.low
+        named = [n for t, names in low.nodes_of.items() if self.derived.root.get(t) in wanted for n in names]
+        return [n for n in named if n in self.imp.needed]
 
     def _axes(self, tensor: Any) -> list[int] | None:
         """Classes of the axes of a tensor that are not sharded."""

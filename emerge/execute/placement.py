@@ -87,10 +87,20 @@ Cut = tuple[int, int, int]
 
 
 def region(value: Any, cuts: Sequence[Cut]) -> Any:
-    """The box ``cuts`` (dimension, start, stop) of a tensor."""
+    """The box ``cuts`` (dimension, start, stop) of a tensor; behind its end lies padding of arbitrary values."""
     for dim, start, stop in cuts:
+        if stop > value.shape[dim]:
+            value = torch.cat([value, _padding(value, dim, stop - value.shape[dim])], dim)
         value = value.narrow(dim, start, stop - start)
     return value
+
+
+def _padding(value: Any, dim: int, size: int) -> Any:
+    """Values for padding: the same at every call, unlike one another, and nothing that a model could rely on."""
+    shape = [size if d == dim else n for d, n in enumerate(value.shape)]
+    count = prod(shape)
+    ramp = torch.arange(1, count + 1, dtype=torch.float64, device=value.device).reshape(shape)
+    return (torch.sin(ramp) * 2 + 3).to(value.dtype)
 
 
 @dataclass(frozen=True)

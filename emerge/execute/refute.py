@@ -37,6 +37,7 @@ from emerge.execute.trial import (
     has_uninitialised,
     responses,
     run_both,
+    stored_values,
 )
 from emerge.relate.derive import Derivation, Problem
 from emerge.util.errors import BudgetExceeded, EmergeError, ExecutionError
@@ -253,7 +254,10 @@ class _Refuter:
         small = sum(map(flops, (setup.reference, *setup.ranks))) < SERIAL_FLOPS
         self.options = self.options.with_(threads=1 if small else None)
         quiet = bool(norm_feeders(setup.reference))
-        for index, sample in enumerate(s for s in SAMPLES if quiet or not s.quiet):
+        samples = [s for s in SAMPLES if quiet or not s.quiet]
+        if not setup.reduced and stored_values(setup.reference):
+            samples.insert(0, Draw(0, 1.0, True, stored=True))
+        for index, sample in enumerate(samples):
             for attempt in range(ATTEMPTS):
                 draw = replace(sample, seed=self.seed + 101 * index + attempt)
                 again, witness = self._trial(setup, draw, first=index == 0)

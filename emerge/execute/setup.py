@@ -173,6 +173,11 @@ def _cuts(sizes: Sizes, low: Lowering, piece: Piece, part: Tensor | None, shape:
         return piece.cuts
     out = []
     for dim, start, stop in piece.cuts:
+        if stop > whole.shape[dim]:
+            if sizes.dim(whole, dim) != whole.shape[dim]:
+                raise Unexplained(f"dimension {dim} of {piece.name!r} is related to a padded one")
+            out.append((dim, start, stop))
+            continue
         a, b = moved_bounds(whole.shape[dim], start, stop, sizes.dim(whole, dim), shape[dim])
         out.append((dim, a, b))
     return tuple(out)

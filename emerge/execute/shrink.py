@@ -33,7 +33,7 @@ from emerge.facts.lower import Lowering, Multi, Tensor
 from emerge.facts.shapes import check_graph
 from emerge.graph.model import Graph
 from emerge.relate.derive import Derivation, Problem
-from emerge.relate.statement import Statement
+from emerge.relate.statement import CONSTANT, Statement
 from emerge.util.errors import ExecutionError, GraphError
 
 #: Floating point operations of one run of both sides up to which captured sizes count as modest.
@@ -97,7 +97,8 @@ class Shrinker:
         if missing:
             raise CannotExecute(missing)
         self.claims = dict(derivation.claims)
-        self.given = dict(derivation.given)
+        # Constants that are equal are computed, not set.
+        self.given = {k: s for k, s in derivation.given.items() if s.origin != CONSTANT}
         for k, (statement, _) in enumerate(derivation.unusable):
             target = self.claims if statement in problem.outputs else self.given
             target[-1 - k] = statement
@@ -109,7 +110,9 @@ class Shrinker:
         ref = Side(d.reference, p.reference, [])
         _keep(imp, [s.implementation.name for s in p.outputs], [], collectives)
         # Reference tensors that say what an implementation input holds are wanted, though nothing else may read them.
-        given = [s.reference.name for s in p.inputs if s.implementation.name in imp.needed]
+        given = [
+            s.reference.name for s in p.inputs if s.implementation.name in imp.needed and s.origin != CONSTANT
+        ]
         _keep(ref, [s.reference.name for s in p.outputs], given, collectives)
         return ref, imp
 

@@ -37,6 +37,7 @@ class Draw:
         masks: dropout masks are drawn; False = every element is kept (and scaled).
         fill: seed of the content of uninitialised memory.
         quiet: what feeds a norm is small, so that its eps shows (:mod:`emerge.execute.feeders`).
+        stored: inputs whose values the capture brings along (a checkpoint's weights) have these.
     """
 
     seed: int
@@ -44,6 +45,7 @@ class Draw:
     masks: bool = True
     fill: int = 1
     quiet: bool = False
+    stored: bool = False
 
 
 @dataclass
@@ -73,6 +75,8 @@ def draw_inputs(setup: Setup, draw: Draw) -> Inputs:
         default_range=DEFAULT_RANGE,
         small=norm_feeders(setup.reference) if draw.quiet else (),
     )
+    if draw.stored:
+        values |= stored_values(setup.reference)
     names = {i.name for i in setup.reference.inputs}
     inner = sorted({r.reference for r in setup.inputs} - names - {n.name for n in setup.reference.nodes})
     relations = [r for r in setup.inputs if r.reference not in inner]
@@ -95,6 +99,17 @@ def draw_inputs(setup: Setup, draw: Draw) -> Inputs:
             raise NoInputs(f"the input relations of '{conflict.reference}' contradict others")
         values[conflict.reference] = buffers.read(conflict, values[conflict.reference])
     raise NoInputs("the input relations contradict each other")
+
+
+def stored_values(graph: Graph) -> dict[str, Any]:
+    """The values a checkpoint gives to inputs, where the sizes run are those captured."""
+    if "weights" not in graph.extra:
+        return {}
+    return {
+        i.name: widen(torch.from_numpy(i.values.copy()))
+        for i in graph.inputs
+        if i.values is not None and tuple(i.values.shape) == tuple(i.shape)
+    }
 
 
 def _constant(item: Any) -> Any:

@@ -18,11 +18,16 @@ MESH = 0
 
 @dataclass
 class FactBase:
-    """Facts by relation, and the identifiers given out so far (0 is the mesh)."""
+    """Facts by relation, and the identifiers given out so far (0 is the mesh).
+
+    Attributes:
+        literals: float32 bits -> the constant of both graphs that rounds to them (``Lowering.literal``).
+    """
 
     facts: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(list))
     next_id: int = 1
     blocks: dict[Any, int] = field(default_factory=dict)
+    literals: dict[bytes, Fraction] = field(default_factory=dict)
 
     def new_id(self) -> int:
         """A fresh identifier for a tensor or an operator form."""

@@ -112,7 +112,12 @@ def paired(batch: list[Call], free: list[Family]) -> list[tuple[Call, Family | N
         return [(batch[0], free[0] if free else None)]
     chosen: dict[int, Family] = {}
     used: set[int] = set()
+    first = [f.calls[min(f.calls)] for f in free]
+    # equal calls have no better partner than the one at their own place among the others
+    place = {id(c): k for calls in (batch, first) for k, c in enumerate(sorted(calls, key=lambda c: c.position))}
     fits: tuple[Callable[[Call], Any], ...] = (
+        lambda c: (c.scalars, c.uses[0], place[id(c)]),
+        lambda c: (c.scalars, c.uses[2], place[id(c)]),
         lambda c: (c.scalars, c.uses[0]),
         lambda c: (c.scalars, c.uses[1]),
         lambda c: (c.scalars, c.uses[2]),

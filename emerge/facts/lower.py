@@ -7,10 +7,12 @@ operator family) and written down; which tensors correspond is derived by the pr
 from __future__ import annotations
 
 import os
+import struct
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from emerge.facts.base import MESH, FactBase, constant_text
 from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
@@ -18,6 +20,7 @@ from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
 from emerge.facts.messages import is_receive, is_send
 from emerge.facts.mutation import Storage, written
+from emerge.facts.routing import Routing, note_layout
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
 from emerge.util.errors import GraphError
 
@@ -104,6 +107,20 @@ class Made:
     group: tuple[Block, ...] = ()
 
 
+class Recipe(NamedTuple):
+    """How a tensor can be made again, for the algebra: what it is in terms of its operands.
+
+    Attributes:
+        name: ``map`` (body, kind), ``scale`` (factor), ``place`` (dims, shape), ``view`` (shape), ``slice`` (dim, start,
+            stop), ``cat`` (dim), ``fold`` (dims, role, body, kind), ``einsum`` (spec) or ``along`` (dim, role, body, kind).
+        args: operands. params: as named above.
+    """
+
+    name: str
+    args: tuple[Tensor, ...]
+    params: tuple[Any, ...]
+
+
 @dataclass
 class Multi:
     """Result of a multi-output operator: tensors by output index, lowered when asked for."""
@@ -144,6 +161,18 @@ INDEX_KINDS = {
 #: Kinds whose results wrap around in narrow integer types.
 WRAPPING = {"addc", "mulc", "add", "sub", "mul", "neg", "csub", "square", "powc", "sum", "prod", "cumsum", "cast"}
 
+class Meanings(Protocol):
+    """Definitions of operators in data files (``emerge/kernels``)."""
+
+    def has(self, op: str) -> bool:
+        """Whether the operator has one."""
+        ...
+
+    def lower(self, low: Lowering, node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of a node by its definition; raises Unsupported where it does not apply."""
+        ...
+
+
 Handler = Callable[["Lowering", FamilyNode, list[Any], dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {}
 
@@ -182,17 +211,32 @@ class Lowering:
         tensors: node or input name -> lowered tensor (or Multi, or a Python scalar for scalar nodes).
         nodes_of: tensor id -> names of the nodes that compute it.
         op_node: operator form id -> node it came from ("" for auxiliary ones).
+        padded_inputs: input -> dimension -> size with padding; ``padded`` holds the padded tensors.
+        index_limits: input -> size of the smallest table that is looked up at its elements: outside ``[0, size)`` the graph
+            fails. ``limits``: what that says about the inputs of this side.
         flat_views: nodes whose views are operators on whole, ordered dimensions (their boundaries do not nest with others).
         unknown: node name -> why it is a fresh unknown.
         uninterpreted: node name -> why it is only an uninterpreted function.
         assumptions: what operators take for granted.
         signature_law: operator form id -> law of the rule file that describes the operator.
+        calls: calls of operators that have a definition (node, operator, arguments, result).
+        defined: (node, tensor id, definition) where a composite was used for a tensor.
+        forms: pairs of tensors that definitions make equal.
     """
 
     def __init__(
-        self, base: FactBase, side: int, mesh: Mesh, signatures: Mapping[tuple[str, int], Signature] | None = None
+        self,
+        base: FactBase,
+        side: int,
+        mesh: Mesh,
+        signatures: Mapping[tuple[str, int], Signature] | None = None,
+        meanings: Meanings | None = None,
     ) -> None:
         self.base, self.side, self.mesh = base, side, mesh
+        self.meanings = meanings
+        self.calls: list[tuple[FamilyNode, str, list[Any], dict[str, Any], Any]] = []
+        self.defined: set[tuple[str, int, str]] = set()
+        self.forms: list[tuple[Tensor, Tensor]] = []
         self.signatures = signatures or {}
         self.described = {op for op, _ in self.signatures}
         self.tensors: dict[str, Any] = {}
@@ -203,13 +247,23 @@ class Lowering:
         self.uninterpreted: dict[str, str] = {}
         self.assumptions: list[Assumption] = []
         self.signature_law: dict[int, str] = {}
-        self.select_of: dict[int, tuple[Tensor, int, int, int]] = {}
+        self.pieces_of: dict[int, list[tuple[Tensor, int, int]]] = {}
         self.lookup_of: dict[int, tuple[Tensor, Tensor, list[Iter]]] = {}
+        self.readers: Counter[str] = Counter()
         self.view_of: dict[int, Tensor] = {}
         self.permute_of: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self.slice_of: dict[int, tuple[Tensor, int, int]] = {}
+        self.gather_of: dict[int, tuple[Tensor, int, tuple[Block, ...]]] = {}
         self.range_of: dict[int, tuple[tuple[int, ...], int]] = {}
         self.permutations: set[int] = set()
+        self.recipes: dict[int, Recipe] = {}
+        self.padded_inputs: dict[str, dict[int, int]] = {}
+        self.padded: dict[str, Tensor] = {}
+        self.padding: set[int] = set()
+        self.index_limits: dict[str, int] = {}
+        self.limits: dict[str, int] = {}
+        self.extension: Any = None
+        self.routing = Routing()
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
@@ -222,6 +276,8 @@ class Lowering:
         self.made_by: dict[int, Made] = {}
         self.layout_node: dict[int, str] = {}
         self.flat_views: frozenset[str] = frozenset()
+        #: Constants that were executed and are lower triangles of True (or of 0 above -inf): causal masks.
+        self.causal_masks: frozenset[str] = frozenset()
         self._memo: dict[Any, Tensor] = {}
         self._bodies: set[str] = set()
 
@@ -237,6 +293,8 @@ class Lowering:
                 self.lower_input(inp.name, inp.shape, inp.dtype)
             else:
                 self.unknown[inp.name] = f"an input on ranks {list(inp.ranks)} only"
+        self.readers = Counter(r for node in graph.nodes for r in dict.fromkeys(node.refs()))
+        self.readers.update(o.name for o in graph.outputs if o.name is not None)
         for node in graph.nodes:
             self.lower_node(node)
 
@@ -249,9 +307,21 @@ class Lowering:
         if 0 in dims:
             self.tensors[name] = Void(-1, dims, dtype)
             return
+        own = dims
+        padded = self.padded_inputs.get(name, {})
+        dims = tuple(max(n, padded.get(d, n)) for d, n in enumerate(dims))
         iters = [Iter(n, "in", whole(n, d)) for d, n in enumerate(dims)]
         tensor = self.op(f"input:{self.side}:{name}", "input", [], iters, dims, dtype)
         self.base.add("input_op", self.op_of[tensor.id])
+        if dims != own:
+            from emerge.facts.ops.layout import slice_plain
+
+            # the implementation holds the tensor with padding behind it; the tensor itself is the part before that
+            self.padded[name] = tensor
+            self.padding.add(tensor.id)
+            for d, n in enumerate(own):
+                tensor = slice_plain(self, tensor, d, 0, n, 1)
+            self.base.add("padded_input", tensor.id)
         self.tensors[name] = tensor
         self.input_ids[name] = tensor.id
         self.nodes_of.setdefault(tensor.id, []).append(name)
@@ -274,9 +344,14 @@ class Lowering:
             kwargs = {k: self.resolve(v) for k, v in node.kwargs.items()}
             wrapped = node.op == "auto_functionalized" and bool(args) and isinstance(args[0], str)
             name = str(args[0]) if wrapped else node.op
+            operands = args[1:] if wrapped else args
             if name in self.described:
-                handler = _described(name, args[1:] if wrapped else args)
-            result = self.apply(handler, node, args, kwargs)
+                handler = _described(name, operands)
+            if handler is None and self.meanings is not None and self.meanings.has(name):
+                result = self.meanings.lower(self, node, name, operands, kwargs)
+            else:
+                result = self.apply(handler, node, args, kwargs)
+                self.note_call(node, name, operands, kwargs, result)
         except Unsupported as exc:
             result = self.unknown_result(node, str(exc))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError) as exc:
@@ -296,6 +371,11 @@ class Lowering:
         if isinstance(result, Tensor):
             self.nodes_of.setdefault(result.id, []).append(node.name)
         self.node = None
+
+    def note_call(self, node: FamilyNode, op: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """Keeps a call of an operator that has a definition, for the algebra."""
+        if self.meanings is not None and self.meanings.has(op) and isinstance(result, (Tensor, Multi)):
+            self.calls.append((node, op, args, kwargs, result))
 
     def _rearranged(self, node: FamilyNode, result: Any) -> list[str]:
         """Operands whose values the result only rearranges: it may be a view of them."""
@@ -542,7 +622,16 @@ class Lowering:
             base.add("layout_broadcast", tensor.id, d)
         self.layout_node[tensor.id] = self.node.name if self.node is not None else ""
         self.made_by[tensor.id] = Made("layout", "layout", (arg,), (), tuple(ties), tuple(broadcast))
+        dims = _whole_dims(arg.shape, shape, ties)
+        if dims is not None:
+            self.remember(tensor, "place", [arg], dims, tuple(shape))
+        note_layout(self, tensor, arg)
         self._memo[key] = tensor
+        return tensor
+
+    def remember(self, tensor: Tensor, name: str, args: Sequence[Tensor], *params: Any) -> Tensor:
+        """Notes how ``tensor`` is made, for the algebra; the first recipe of a tensor stays."""
+        self.recipes.setdefault(tensor.id, Recipe(name, tuple(args), params))
         return tensor
 
     def assume(self, name: str, tensor: Tensor, why: str) -> None:
@@ -577,6 +666,7 @@ class Lowering:
                     present[f"a{k}"] = own
             iters.append(axis(n, "p", d, **present))
         result = self.op(body, kind, args, iters, shape, dtype)
+        self.remember(result, "map", args, body, kind)
         if commutative and len(args) == 2 and args[0].id != args[1].id and self.side == 1:
             swapped = [Iter(it.size, it.role, it.out, tuple((1 - k, t) for k, t in it.args)) for it in iters]
             self.commuted(result, body, kind, [args[1], args[0]], swapped)
@@ -617,8 +707,11 @@ class Lowering:
             return arg
         if arg.constant is not None and isinstance(arg.constant, Fraction):
             return self.constant(arg.constant * factor, arg.shape, dtype or arg.dtype)
+        written, factor = factor, self.literal(factor, dtype or arg.dtype)
         iters = [axis(n, "p", d, a0=d) for d, n in enumerate(arg.shape)]
         tensor = self.op("scale", "scale", [arg], iters, arg.shape, dtype or arg.dtype, scale=factor)
+        self.note_literal(tensor, written, factor)
+        self.remember(tensor, "scale", [arg], factor)
         if self.side == 2:
             self.op(
                 "scale",
@@ -632,6 +725,29 @@ class Lowering:
                 scale=factor,
             )
         return tensor
+
+    def literal(self, value: Fraction, dtype: str) -> Fraction:
+        """The constant that stands for ``value`` in both graphs: literals that round to one float32 are one constant.
+
+        Exact short constants (1/n and the like) stand for themselves. The caller notes identifications (``note_literal``).
+        """
+        if dtype == "float64" or not is_floating(dtype):
+            return value
+        try:
+            key = struct.pack("f", float(value))
+        except OverflowError:
+            return value
+        if not any(key):
+            return value  # 0 and what float32 does not tell from 0
+        known = self.base.literals
+        if value.denominator <= 1 << 20 or key not in known:
+            known[key] = value
+        return known[key]
+
+    def note_literal(self, result: Tensor, value: Fraction, taken: Fraction) -> None:
+        """Lists that ``taken`` stands for ``value`` at the operator of ``result``."""
+        if value != taken:
+            self.assume("literals", result, f"{float(value)!r} and {float(taken)!r} are one constant: the same in float32")
 
     def retyped(self, x: Tensor, dtype: str) -> Tensor:
         """The same tensor under another floating dtype."""
@@ -686,6 +802,17 @@ class Lowering:
             self.base.add("block_size", known[blocks], size)
         return known[blocks]
 
+    def source_input(self, x: Tensor) -> str | None:
+        """Name of the input whose elements ``x`` holds, rearranged; None if it is no such tensor."""
+        while (made := self.made_by.get(x.id)) is not None and made.kind == "layout":
+            x = made.args[0]
+        return next((name for name, i in self.input_ids.items() if i == x.id), None)
+
+    def limit_of(self, x: Tensor) -> int | None:
+        """Where ``x`` holds elements of an input that lie in ``[0, n)``: ``n``."""
+        name = self.source_input(x) if self.limits else None
+        return self.limits.get(name) if name is not None else None
+
     def is_range(self, x: Tensor, n: int) -> bool:
         """Whether ``x`` is ``arange(n)`` on every rank."""
         return x.shape == (n,) and self.range_of.get(x.id) == ((0,) * self.mesh.ranks, 1)
@@ -729,8 +856,8 @@ POSITIONAL = {
     "aten.linear": 3, "aten.addmm": 3, "aten.baddbmm": 3, "aten.embedding": 5, "aten.cat": 2, "aten.stack": 2, "aten.neg": 1,
     "aten.transpose": 3, "aten.permute": 2, "aten.view": 2, "aten.reshape": 2, "aten.expand": 2, "aten.where": 3,
     "aten.masked_fill": 3, "aten.gather": 3, "aten.select": 3, "aten.slice": 5, "aten.eq": 2, "aten.lt": 2, "aten.ge": 2,
-    "aten.add": 2, "aten.add.Scalar": 3, "aten.sub": 2, "aten.sub.Scalar": 3, "aten.maximum": 2,
-    "aten.minimum": 2, "aten.pow": 2,
+    "aten.add": 2, "aten.sub": 2, "aten.add.Scalar": 3, "aten.sub.Scalar": 3, "aten.maximum": 2, "aten.minimum": 2,
+    "aten.pow": 2,
 }  # fmt: skip
 #: Keyword arguments that the lowerings know or may ignore.
 KEYWORDS = frozenset(
@@ -790,6 +917,24 @@ def _described(name: str, operands: list[Any]) -> Handler:
         return Multi(output) if node.is_tuple else output(0)
 
     return handler
+
+
+def _whole_dims(
+    source: Sequence[int], shape: Sequence[int], ties: Sequence[tuple[int, int, int, int, int]]
+) -> tuple[int, ...] | None:
+    """For every dimension of a rearrangement the dimension of its operand, -1 where it has none or is of size 1; None where
+    dimensions are split or merged."""
+    dims = [-1] * len(shape)
+    for dv, ov, da, oa, n in ties:
+        if n == 1:
+            continue
+        if ov != 1 or oa != 1 or shape[dv] != n or source[da] != n or dims[dv] != -1:
+            return None
+        dims[dv] = da
+    used = [d for d in dims if d >= 0]
+    if len(set(used)) != len(used) or any(n > 1 and d not in used for d, n in enumerate(source)):
+        return None
+    return tuple(dims)
 
 
 def _known(tensor: Tensor | None, name: str) -> Tensor:

@@ -173,6 +173,25 @@ class Mesh:
         terms.sort(key=lambda t: -abs(t[0]))
         return RankAffine(base, tuple(terms))
 
+    def affine_below(self, values: Sequence[int], limit: int) -> list[int] | None:
+        """An affine function of one mesh coordinate that agrees with ``values`` where they are below ``limit`` and is at least
+        ``limit`` where they are; None when there is none. With one value below the limit the slope is that value."""
+        for step, size in zip(self._steps, self.sizes):
+            if size == 1:
+                continue
+            line = [values[i * step] for i in range(size)]
+            if any(values[r] != line[r // step % size] for r in range(self.ranks)):
+                continue
+            known = [i for i, v in enumerate(line) if v < limit]
+            if not known:
+                continue
+            first, last = known[0], known[-1]
+            slope = (line[last] - line[first]) // (last - first) if last > first else line[first]
+            fitted = [line[first] + slope * (i - first) for i in range(size)]
+            if all(f == v if v < limit else f >= limit for f, v in zip(fitted, line)):
+                return [fitted[r // step % size] for r in range(self.ranks)]
+        return None
+
 
 def _block_of(line: Sequence[int]) -> tuple[int, int, int] | None:
     """(slope, stride, size) with ``line[c] == slope * (c // stride % size)``; slope 0 when constant."""

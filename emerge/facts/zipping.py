@@ -34,6 +34,8 @@ from emerge.util.errors import GraphError
 
 #: Calls of a multi-output operator whose element types contradict are kept apart by trying this many groups of calls.
 _VARIANTS = 8
+#: Positional arguments that a capture leaves out on the ranks where they have their default, and writes on the others.
+DEFAULTS: dict[str, list[Any]] = {"aten.tril.default": [None, 0], "aten.triu.default": [None, 0]}
 
 
 class Zipper:
@@ -165,6 +167,8 @@ class Zipper:
 
     def _call(self, rank: int, position: int, node: Node) -> Call:
         args = [no_device(a) for a in node.args]
+        if not node.kwargs:
+            args += DEFAULTS.get(node.op, [])[len(args) :]
         kwargs = {k: no_device(v) for k, v in node.kwargs.items() if not is_device(v)}
         collective = collective_of(node)
         group: tuple[int, ...] = ()

@@ -214,7 +214,7 @@ def _input(obj: Any) -> Input:
         raise Violation(f"expected a number as 'const', found {describe(constant)}; correct it")
     digest = obj.get("digest")
     if digest is not None and (type(digest) is not str or ":" not in digest):
-        raise Violation(f'expected a digest such as "sha256:..." as \'digest\', found {describe(digest)}; correct it')
+        raise Violation(f"expected a digest such as \"sha256:...\" as 'digest', found {describe(digest)}; correct it")
     return Input(
         name=required(obj, "name", str, "a string"),
         dtype=_dtype(required(obj, "dtype", str, "a dtype name")),
@@ -582,3 +582,30 @@ def write_graph(graph: Graph, path: str | Path) -> None:
             f"expected JSON values in extra keys, found one that has no JSON form ({e}); convert it", str(path)
         ) from None
     write_atomically(path, body, GraphError)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Values beside a graph file
+
+
+def write_values(graph: Graph, path: Path) -> bool:
+    """Writes the values of a graph's inputs (``.npz``); False where it has none, and nothing is written."""
+    arrays = {i.name: i.values for i in graph.inputs if i.values is not None}
+    if not arrays:
+        return False
+    import numpy
+
+    numpy.savez(path, **arrays)
+    return True
+
+
+def read_values(graph: Graph, path: Path) -> Graph:
+    """Fills in the values of a file of :func:`write_values` where it exists."""
+    if path.exists():
+        import numpy
+
+        with numpy.load(path, allow_pickle=False) as arrays:
+            for item in graph.inputs:
+                if item.name in arrays and tuple(arrays[item.name].shape) == tuple(item.shape):
+                    item.values = arrays[item.name]
+    return graph

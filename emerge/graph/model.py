@@ -93,6 +93,7 @@ class Input:
         const: value of a lifted scalar constant, else None.
         placement: DTensor-style placement recorded by the capture, one entry per mesh axis, else None.
         extra: further keys of the file, kept for round trips.
+        values: content as a numpy array where a live capture knew it (16-bit floats widened); not part of the file.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Input:
     const: Any = None
     placement: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
+    values: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True)

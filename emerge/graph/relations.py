@@ -36,6 +36,8 @@ class SliceExpr:
 
 
 Expr: TypeAlias = "Leaf | ConcatExpr | SliceExpr"
+#: A box of a tensor: (start, stop) per dimension; none for the whole tensor.
+Cuts: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class RelationEntry:
     Attributes:
         seq: name of the reference tensor.
         kind: ``replicated`` (every dist tensor equals seq), ``shard`` (seq = concat of dist along dim, in order),
-            ``custom`` (seq = expr).
+            ``custom`` (seq = expr), ``aligned`` (the box ``seq_cuts`` of seq and the box ``dist_cuts`` of every dist
+            tensor are related by ``alignment``, in the notation of docs/alignments.md).
         dist: implementation tensors as leaves, in the order given.
         also_equal: groups of expressions that are equal to one another.
         cut, hint, added, violated: marks of the file (see docs/graph-format.md).
@@ -58,6 +61,9 @@ class RelationEntry:
     dim: int | None = None
     expr: Expr | None = None
     also_equal: tuple[tuple[Expr, ...], ...] = ()
+    alignment: str | None = None
+    seq_cuts: Cuts = ()
+    dist_cuts: Cuts = ()
     cut: bool = False
     hint: bool = False
     added: bool = False

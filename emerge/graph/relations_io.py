@@ -19,17 +19,19 @@ from emerge.graph.json_io import (
     typed,
     write_atomically,
 )
-from emerge.graph.relations import ConcatExpr, Expr, Leaf, RelationEntry, Relations, SliceExpr
+from emerge.graph.relations import ConcatExpr, Cuts, Expr, Leaf, RelationEntry, Relations, SliceExpr
 from emerge.util.errors import RelationError
 
 SCHEMA = "emerge.relations/1"
 
-_KINDS = ("replicated", "shard", "custom")
+_KINDS = ("replicated", "shard", "custom", "aligned")
 _EXPECTED = ("refines", "bug", "unspecified")
 _SECTIONS = ("inputs", "full_inputs", "expected_outputs", "extra_outputs")
 _FLAGS = ("cut", "hint", "added", "violated")
 _KEYS = frozenset(("schema", "case", "world_size", "description", "expected", "claimed_outputs", "groups", *_SECTIONS))
-_ENTRY_KEYS = frozenset(("seq", "kind", "dist", "dim", "expr", "also_equal", "note", *_FLAGS))
+_ENTRY_KEYS = frozenset(
+    ("seq", "kind", "dist", "dim", "expr", "also_equal", "alignment", "seq_cuts", "dist_cuts", "note", *_FLAGS)
+)
 #: key of ``Relations.extra`` that keeps unknown keys of entries: section -> reference name -> key -> value.
 ENTRY_EXTRA = "entry_extra"
 
@@ -76,6 +78,16 @@ def _expr(obj: Any, world_size: int) -> Expr:
     raise Violation(f"expected 'concat' or 'slice' as 'op' of an expression, found {describe(op)}; correct it")
 
 
+def _cuts(obj: dict[str, Any], key: str) -> Cuts:
+    out = []
+    for item in optional(obj, key, list, "a list of [start, stop] pairs", []):
+        good = type(item) is list and len(item) == 2 and all(type(n) is int for n in item) and 0 <= item[0] < item[1]
+        if not good:
+            raise Violation(f"expected [start, stop] with 0 <= start < stop in {key!r}, found {describe(item)}")
+        out.append((item[0], item[1]))
+    return tuple(out)
+
+
 def leaves(expr: Expr) -> list[Leaf]:
     """The tensors an expression mentions, left to right, with repetitions."""
     if isinstance(expr, Leaf):
@@ -117,6 +129,9 @@ def _entry(obj: Any, world_size: int, place: str) -> RelationEntry:
             raise Violation(f"'expr' mentions [{first.rank}, {first.name!r}], which 'dist' does not list; add it there")
     elif obj.get("expr") is not None:
         raise Violation(f"'expr' has no meaning for kind {kind!r}; drop it, or use kind 'custom'")
+    alignment = optional(obj, "alignment", str, "an alignment")
+    if (alignment is not None) != (kind == "aligned"):
+        raise Violation("kind 'aligned' and 'alignment', e.g. \"(tp a) b ~ b a\", belong together; correct the entry")
     also = []
     for group in optional(obj, "also_equal", list, "a list of groups of expressions", []):
         if type(group) is not list or len(group) < 2:
@@ -135,6 +150,9 @@ def _entry(obj: Any, world_size: int, place: str) -> RelationEntry:
         dim=dim,
         expr=expr,
         also_equal=tuple(also),
+        alignment=alignment,
+        seq_cuts=_cuts(obj, "seq_cuts"),
+        dist_cuts=_cuts(obj, "dist_cuts"),
         note=optional(obj, "note", str, "a string", ""),
         place=place,
         **flags,
@@ -244,6 +262,11 @@ def _encode_entry(e: RelationEntry, more: dict[str, Any]) -> dict[str, Any]:
         out["expr"] = _encode_expr(e.expr)
     if e.also_equal:
         out["also_equal"] = [[_encode_expr(x) for x in group] for group in e.also_equal]
+    if e.alignment is not None:
+        out["alignment"] = e.alignment
+    for key, cuts in (("seq_cuts", e.seq_cuts), ("dist_cuts", e.dist_cuts)):
+        if cuts:
+            out[key] = [list(c) for c in cuts]
     for flag in _FLAGS:
         if getattr(e, flag):
             out[flag] = True

@@ -10,12 +10,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from emerge.algebra.saturate import available, rule_files
 from emerge.engine.run import Program, Result, run
 from emerge.facts.base import IMPLEMENTATION, REFERENCE, FactBase, constant_text
 from emerge.facts.families import FamilyGraph
 from emerge.facts.kernels import Signature, signatures
 from emerge.facts.lower import Lowering, Tensor, Unsupported
 from emerge.facts.mesh import Mesh
+from emerge.kernels.lowered import Meanings
+from emerge.kernels.registry import definitions
 from emerge.relate.statement import Piece, Statement
 from emerge.util.resources import resource_dir
 
@@ -27,6 +30,7 @@ RESULTS = (
     "aligned",
     "root",
     "frontier",
+    "supports",
     "output_proved",
     "output_alignment",
     "axis_conflict",
@@ -43,6 +47,7 @@ class Problem:
 
     Attributes:
         inputs: what is given. outputs: what is claimed.
+        causal_masks: per side, constants that were executed and are causal masks.
     """
 
     reference: FamilyGraph
@@ -50,6 +55,7 @@ class Problem:
     mesh: Mesh
     inputs: list[Statement]
     outputs: list[Statement]
+    causal_masks: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
 @dataclass
@@ -61,7 +67,7 @@ class Derivation:
         given, claims: statement behind each number in the facts ``given`` and ``expected``.
         unusable: statements that could not be turned into facts, with the reason.
         result: relations (see :data:`RESULTS`) and, when asked for, the derivation log.
-        seconds: ``lower`` and ``datalog``.
+        seconds: ``lower``, ``datalog`` and ``egglog``.
     """
 
     problem: Problem
@@ -82,7 +88,7 @@ class Derivation:
 @lru_cache(maxsize=8)
 def load_program(extra: tuple[Path, ...] = ()) -> Program:
     """The alignment program with the rule files of the user."""
-    return Program.load([resource_dir("datalog") / "alignment.dl"], extra=list(extra))
+    return Program.load([resource_dir("datalog") / "alignment.dl"], extra=[p for p in extra if p.suffix == ".dl"])
 
 
 def program_signatures(program: Program) -> dict[tuple[str, int], Signature]:
@@ -99,13 +105,23 @@ def lower_problem(
     problem: Problem,
     described: Mapping[tuple[str, int], Signature] | None = None,
     flat_views: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset()),
+    algebra: Sequence[Path] | None = None,
+    meanings: Meanings | None = None,
 ) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
     base = FactBase()
-    ref = Lowering(base, REFERENCE, Mesh({}), described)
-    imp = Lowering(base, IMPLEMENTATION, problem.mesh, described)
+    ref = Lowering(base, REFERENCE, Mesh({}), described, meanings)
+    imp = Lowering(base, IMPLEMENTATION, problem.mesh, described, meanings)
     ref.flat_views, imp.flat_views = flat_views
+    ref.padded_inputs = padded_inputs(problem)
+    ref.causal_masks, imp.causal_masks = problem.causal_masks
     ref.lower(problem.reference)
+    for statement in problem.inputs:
+        # where the reference fails nothing is claimed, so its indices are in range on the implementation's side too
+        limit = ref.index_limits.get(statement.reference.name)
+        if limit is not None and not statement.implementation.cuts:
+            name = statement.implementation.name
+            imp.limits[name] = min(limit, imp.limits.get(name, limit))
     imp.lower(problem.implementation)
     for axis, size in enumerate(problem.mesh.sizes):
         base.add("extent", 0, problem.mesh.dim(axis), size)
@@ -124,8 +140,29 @@ def lower_problem(
             number = len(given) + len(claims) + 1
             numbers[number] = statement
             write_statement(base, kind, number, s, d, statement)
+    if algebra is not None:
+        from emerge.algebra.extend import extend
+
+        for low in (ref, imp):
+            if meanings is not None:
+                meanings.expand(low)
+            low.extension = extend(low, algebra)
     write_scales(base, problem.mesh)
     return base, ref, imp, given, claims, unusable
+
+
+def padded_inputs(problem: Problem) -> dict[str, dict[int, int]]:
+    """Reference inputs that a given statement relates with padding behind them: dimension -> size with padding."""
+    types = problem.reference.types()
+    found: dict[str, dict[int, int]] = {}
+    for statement in problem.inputs:
+        piece = statement.reference
+        for dim, _, stop in piece.cuts:
+            size = types[piece.name].shape[dim] if piece.name in types else None
+            if isinstance(size, int) and stop > size:
+                sizes = found.setdefault(piece.name, {})
+                sizes[dim] = max(sizes.get(dim, 0), stop)
+    return found
 
 
 def piece_tensor(low: Lowering, piece: Piece) -> Tensor:
@@ -139,6 +176,8 @@ def piece_tensor(low: Lowering, piece: Piece) -> Tensor:
     tensor = low.tensors.get(piece.name)
     if not isinstance(tensor, Tensor):
         raise Unsupported(f"{piece.name!r} has no tensor value here")
+    if any(stop > tensor.shape[dim] for dim, _, stop in piece.cuts):
+        tensor = low.padded.get(piece.name, tensor)
     for dim, start, stop in piece.cuts:
         tensor = slice_plain(low, tensor, dim, start, stop, 1)
     return tensor
@@ -194,38 +233,57 @@ def derive(
     log: bool = False,
     timeout: float | None = None,
     results: Iterable[str] = RESULTS,
+    use_algebra: bool = True,
+    start_with_algebra: bool = False,
 ) -> Derivation:
     """Lowers a problem and derives its alignments.
 
     Args:
         engine: ``auto``, ``embedded`` or ``souffle``.
-        rules: further ``.dl`` files.
+        rules: further ``.dl`` and ``.egg`` files.
         log: also read the derivation log.
         timeout: seconds for the Datalog engine.
+        use_algebra: add equal forms where the plain derivation does not reach every output.
+        start_with_algebra: add them at once.
     """
     program = load_program(tuple(rules))
     described = program_signatures(program)
-    seconds = {"lower": 0.0, "datalog": 0.0}
+    meanings = Meanings(definitions(rules))
+    seconds = {"lower": 0.0, "datalog": 0.0, "egglog": 0.0}
     flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    use_algebra = use_algebra and available()
+    algebra = rule_files(tuple(rules)) if start_with_algebra and use_algebra else None
     while True:
         started = time.perf_counter()
-        base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat)
+        base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat, algebra, meanings)
         lowered = time.perf_counter()
         facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
         result = run(program, facts, results, engine=engine, log=log, timeout=timeout)
-        seconds["lower"] += lowered - started
+        saturation = sum(low.extension.seconds for low in (ref, imp) if low.extension is not None)
+        seconds["egglog"] += saturation
+        seconds["lower"] += lowered - started - saturation
         seconds["datalog"] += time.perf_counter() - lowered
         derivation = Derivation(problem, base, ref, imp, given, claims, unusable, result, seconds)
-        if any(flat) or not result.relations.get("axis_conflict") or len(derivation.proved()) == len(claims):
+        if len(derivation.proved()) == len(claims):
             return derivation
-        flat = guilty_views(problem, described, derivation, engine)
+        if algebra is None and use_algebra:
+            # the plain derivation is cheap and mostly enough; equal forms are added where it is not
+            algebra = rule_files(tuple(rules))
+            continue
+        if any(flat) or not result.relations.get("axis_conflict"):
+            return derivation
+        flat = guilty_views(problem, described, derivation, engine, meanings)
         seconds["datalog"] += time.perf_counter() - started - (lowered - started)
         if not any(flat):
             return derivation
 
 
 def guilty_views(
-    problem: Problem, described: Mapping[tuple[str, int], Signature], derivation: Derivation, engine: str
+    problem: Problem,
+    described: Mapping[tuple[str, int], Signature],
+    derivation: Derivation,
+    engine: str,
+    meanings: Meanings | None = None,
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Views to take as operators so that all other axes nest, per side.
 
@@ -244,7 +302,7 @@ def guilty_views(
     def nest(active: int) -> bool:
         """Whether axes nest when only the first ``active`` views of the list are views."""
         sides = [frozenset(flat[k] | {n for s, n in order[active:] if s == k}) for k in (0, 1)]
-        base = lower_problem(problem, described, (sides[0], sides[1]))[0]
+        base = lower_problem(problem, described, (sides[0], sides[1]), None, meanings)[0]
         facts = {k: v for k, v in base.facts.items() if k in program.relations}
         return not run(program, facts, ["axis_conflict"], engine=engine).relations["axis_conflict"]
 

@@ -22,7 +22,7 @@ class Ambiguity:
     Attributes:
         section: key of the campaign file the line belongs to, ``relations`` or ``outputs``.
         name: reference tensor as the file would name it. ``implementation``: its counterpart.
-        readings: alignments that fit, maybe none. ``why``: for people.
+        readings: alignments that fit, or whole entries ``"a": {of: .., is: ..}``; maybe none. ``why``: for people.
     """
 
     section: str
@@ -33,7 +33,8 @@ class Ambiguity:
 
     def lines(self) -> list[str]:
         """The lines to choose from."""
-        return [f'{self.section}: {{{self.name}: "{reading}"}}' for reading in self.readings]
+        entries = [r if r.startswith('"') else f'{self.name}: "{r}"' for r in self.readings]
+        return [f"{self.section}: {{{entry}}}" for entry in entries]
 
     def __str__(self) -> str:
         end = (

@@ -216,9 +216,13 @@ def parse_piece(text: str, place: str = "") -> PieceText:
     return PieceText(found["name"], tuple(cuts))
 
 
-def make_piece(name: str, cuts: Sequence[tuple[int | None, int | None]], shape: Shape, place: str = "") -> Piece:
+def make_piece(
+    name: str, cuts: Sequence[tuple[int | None, int | None]], shape: Shape, place: str = "", padded: bool = False
+) -> Piece:
     """The piece of a tensor of ``shape``; ranges that cover a whole dimension are dropped.
 
+    Args:
+        padded: a range that starts at 0 may end behind the tensor: the tensor with padding of any value behind it.
     Raises:
         RelationError: too many ranges, or one outside the tensor.
     """
@@ -234,7 +238,7 @@ def make_piece(name: str, cuts: Sequence[tuple[int | None, int | None]], shape: 
                 f"dimension {dim} of {name!r} has the data-dependent size {size!r} and cannot be cut", place
             )
         low, high = 0 if start is None else start, size if stop is None else stop
-        if not 0 <= low < high <= size:
+        if not (0 <= low < high <= size or (padded and low == 0 and high > size)):
             raise RelationError(
                 f"the range {low}:{high} does not lie in dimension {dim} of {name!r}, which has size {size}; "
                 "correct it",
@@ -435,7 +439,7 @@ def alignment_statement(
             inputs and not yet a claim this version decides.
     """
     alignment = parse_alignment(text, place)
-    s = make_piece(reference.name, reference_cuts, reference.shape, place)
+    s = make_piece(reference.name, reference_cuts, reference.shape, place, padded=True)
     d = make_piece(implementation.name, implementation_cuts, implementation.shape, place)
     check_kinds(reference, implementation, place)
     axes = solve(alignment, piece_shape(s, reference.shape), piece_shape(d, implementation.shape), mesh, place)
@@ -546,7 +550,7 @@ def canonical_text(text: str, mesh: Mesh, place: str = "") -> str:
             for term in dim:
                 if term.name not in names:
                     names[term.name] = term.name if mesh_block(term.name, mesh) is not None else next(letters)
-            shown = [names[t.name] for t in dim]
+            shown = [names[t.name] + (f"={t.size}" if t.size is not None else "") for t in dim]
             parts.append("1" if not shown else shown[0] if len(shown) == 1 else f"({' '.join(shown)})")
         return " ".join(parts)
 

@@ -42,13 +42,17 @@ class AxisPlacement:
     name: str = ""
 
 
+#: Origin of statements about constants that were executed on both sides and have equal bits.
+CONSTANT = "constant"
+
+
 @dataclass(frozen=True)
 class Statement:
     """``reference ~ implementation``, with every axis placed; mesh axes that no axis uses are replicated.
 
     Attributes:
         implementation: name of the family (its name on the lowest rank).
-        origin: ``given``, ``placement``, ``values`` or ``name``.
+        origin: ``given``, ``placement``, ``values`` or ``name``; or :data:`CONSTANT`, which is no input relation.
         text: the alignment in the notation of the documentation.
         place: where it was written, for messages.
     """

@@ -96,7 +96,7 @@ def _pair(p: PairResult) -> dict[str, Any]:
         "outputs": [
             {
                 "reference": o.reference, "implementation": list(o.implementation), "alignment": o.alignment,
-                "expected": o.expected, "evidence": o.evidence, "proved": o.proved,
+                "expected": o.expected, "evidence": o.evidence, "proved": o.proved, "label": o.label,
             }
             for o in p.outputs
         ],

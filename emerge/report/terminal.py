@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _COLOURS = {"EQUIVALENT": "32", "NOT_EQUIVALENT": "31", "UNKNOWN": "33", "ERROR": "31"}
 #: Assumptions and outputs listed per pair before the rest is only counted.
 MOST_LISTED = 6
 MOST_FINDINGS = 4
+#: Columns that lines are wrapped at where the terminal's width is not known.
+WIDTH = 120
+#: Continuation lines of ``key:  text`` lines stand below the text.
+_HANGING = re.compile(r"( +)([a-z]+: +)?")
 
 
 def render(doc: dict[str, Any], *, colour: bool = False) -> str:
@@ -18,7 +25,19 @@ def render(doc: dict[str, Any], *, colour: bool = False) -> str:
     Args:
         colour: ANSI colours for verdicts; only for a tty.
     """
-    return "\n".join(_lines(doc, colour)) + "\n"
+    width = max(shutil.get_terminal_size((WIDTH, 24)).columns, 60)
+    return "\n".join(wrapped for line in _lines(doc, colour) for wrapped in _wrapped(line, width)) + "\n"
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line as lines of at most ``width`` columns where words allow it."""
+    found = _HANGING.match(line)
+    if len(line) <= width or found is None:
+        return [line]
+    hanging = " " * (len(found[0]) if found[2] and len(found[0]) < width // 3 else len(found[1]) + 2)
+    return textwrap.wrap(
+        line, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
 
 
 def _lines(doc: dict[str, Any], colour: bool) -> Iterator[str]:
@@ -57,7 +76,7 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
         yield f"  reason: {p['reason']}"
     if verdict != "NOT_EQUIVALENT":
         yield from _limited(
-            [f"  output {o['reference']}: {_shown(o['alignment'])}{_against(o)}" for o in p["outputs"]], "outputs"
+            [f"  output {_output_name(o)}: {_shown(o['alignment'])}{_against(o)}" for o in p["outputs"]], "outputs"
         )
     for f in p["findings"][:MOST_FINDINGS]:
         yield from _finding_lines(f)
@@ -65,7 +84,8 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
         yield f"  .. and {len(p['findings']) - MOST_FINDINGS} more findings in the report"
     if p["counterexample"]:
         c = p["counterexample"]
-        difference = f"output {c['output']} differs by {c['max_abs_diff']}"
+        size = c["max_abs_diff"] if isinstance(c["max_abs_diff"], str) else f"{c['max_abs_diff']:.6g}"
+        difference = f"output {c['output']} differs by {size}"
         yield f"  counterexample: {difference} ({c['sizes']} sizes, seed {c['seed']}) {c['file']}".rstrip()
     if verdict == "EQUIVALENT":
         names = Counter(a["name"] for a in p["assumptions"])
@@ -76,6 +96,12 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
         if names_of:
             more = " .." if len(names_of) > MOST_LISTED else ""
             yield f"  {side} inputs without a relation: {', '.join(names_of[:MOST_LISTED])}{more}"
+
+
+def _output_name(o: dict[str, Any]) -> str:
+    """The program's own name for an output, and the node."""
+    label = o.get("label")
+    return f"{label} ({o['reference']})" if label and label != o["reference"] else str(o["reference"])
 
 
 def _against(o: dict[str, Any]) -> str:
@@ -100,14 +126,38 @@ def _finding_lines(f: dict[str, Any]) -> Iterator[str]:
     if f["reference_nodes"]:
         yield f"    reference:      {', '.join(f['reference_nodes'])}  at {f['reference_source'] or 'no source line'}"
     if f["implementation_nodes"]:
-        nodes = f["implementation_nodes"]
-        shown = ", ".join(nodes[:MOST_LISTED]) + (
-            f" and {len(nodes) - MOST_LISTED} more" if len(nodes) > MOST_LISTED else ""
-        )
+        shown = _on_ranks(f["implementation_nodes"])
         yield f"    implementation: {shown}  at {f['implementation_source'] or 'no source line'}"
     for key in ("found", "expected", "hint"):
         if f[key]:
             yield f"    {key + ':':15} {f[key]}"
+
+
+def _on_ranks(nodes: list[str]) -> str:
+    """``RANK:NAME`` entries, shortly: one name with the ranks that have it, runs of ranks as ranges."""
+    ranks: dict[str, list[int]] = {}
+    for entry in nodes:
+        rank, colon, name = entry.partition(":")
+        if not colon or not rank.isdigit():
+            return _some(nodes)
+        ranks.setdefault(name, []).append(int(rank))
+    return _some([f"{_ranges(sorted(of))}:{name}" for name, of in ranks.items()])
+
+
+def _ranges(ranks: list[int]) -> str:
+    parts: list[list[int]] = []
+    for r in ranks:
+        if parts and r == parts[-1][-1] + 1:
+            parts[-1].append(r)
+        else:
+            parts.append([r])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - MOST_LISTED} more" if len(listed) > MOST_LISTED else ""
+    return ", ".join(listed[:MOST_LISTED]) + more
 
 
 def _summary(pairs: list[dict[str, Any]]) -> Iterator[str]:

@@ -74,6 +74,8 @@ class Build:
         self.faults: list[str] = []
         self.fault_rate = fault_rate
         self.ones = ones
+        self.equal: list[tuple[int, str, str]] = []
+        self.algebra = False
         self.vals: list[Val] = []
         self.sizes: dict[str, int] = {}
         self._used: set[int] = set()
@@ -205,7 +207,7 @@ class Build:
         ranks = self.imp.finish(*[v.imp for v in last])
         fault = "; ".join(self.faults)
         return Pair(f"{self.tag} scenes={'+'.join(self.scenes)}", reference, ranks, self.mesh, self.statements,
-                    self.ranges, self.masks, self.scenes, fault)  # fmt: skip
+                    self.ranges, self.masks, self.scenes, fault, self.equal, self.algebra)  # fmt: skip
 
 
 def floats(b: Build, where: Callable[[Val], bool] = lambda v: True) -> Val | None:

@@ -7,12 +7,14 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from emerge.rules.certify import Certificate
+from emerge.rules.equalities import EqualityCertificate
 from emerge.util.resources import resource_dir
 
 FORMAT = "emerge.certificates/1"
+_Kind = TypeVar("_Kind", Certificate, EqualityCertificate)
 
 
 def shipped_path() -> Path:
@@ -33,18 +35,32 @@ def read_shipped(path: Path | None = None) -> dict[str, Certificate]:
     return {name: Certificate(name, **entry) for name, entry in _read(path).get("laws", {}).items()}
 
 
+def read_shipped_equalities(path: Path | None = None) -> dict[str, EqualityCertificate]:
+    """Rule of the algebra -> certificate; empty when the file is absent or of another format."""
+    return {name: EqualityCertificate(name, **entry) for name, entry in _read(path).get("equalities", {}).items()}
+
+
 def read_refuted(path: Path | None = None) -> dict[str, tuple[str, str]]:
     """Law -> (hash of the text that was found false, counterexample)."""
     return {name: (entry["hash"], entry["reason"]) for name, entry in _read(path).get("refuted", {}).items()}
 
 
 def write_shipped(
-    certificates: dict[str, Certificate], refuted: dict[str, tuple[str, str]] | None = None, path: Path | None = None
+    certificates: dict[str, Certificate],
+    refuted: dict[str, tuple[str, str]] | None = None,
+    path: Path | None = None,
+    equalities: dict[str, EqualityCertificate] | None = None,
 ) -> None:
-    """Writes the certificates of the shipped rules and what was found false, sorted by name."""
+    """Writes the certificates of the shipped rules and what was found false, sorted by name.
+
+    Args:
+        equalities: of the algebra's rules; None keeps those that are there.
+    """
+    kept = read_shipped_equalities(path) if equalities is None else equalities
     body = {
         "format": FORMAT,
         "laws": {n: c.as_json() for n, c in sorted(certificates.items())},
+        "equalities": {n: c.as_json() for n, c in sorted(kept.items())},
         "refuted": {n: {"hash": h, "reason": r} for n, (h, r) in sorted((refuted or {}).items())},
     }
     _write(path or shipped_path(), body)
@@ -62,14 +78,23 @@ def cache_folder() -> Path:
 
 def read_cached(digest: str) -> Certificate | None:
     """The certificate of a user's law by its hash."""
+    return _cached(digest, Certificate)
+
+
+def read_cached_equality(digest: str) -> EqualityCertificate | None:
+    """The certificate of a user's rule of the algebra by its hash."""
+    return _cached(digest, EqualityCertificate)
+
+
+def _cached(digest: str, kind: type[_Kind]) -> _Kind | None:
     try:
         data: dict[str, Any] = json.loads((cache_folder() / f"{digest}.json").read_text())
-        return Certificate(**data)
+        return kind(**data)
     except (OSError, json.JSONDecodeError, TypeError):
         return None
 
 
-def write_cached(certificate: Certificate) -> None:
+def write_cached(certificate: Certificate | EqualityCertificate) -> None:
     """Keeps the certificate of a user's law; a folder that cannot be written is no error."""
     try:
         _write(cache_folder() / f"{certificate.hash}.json", {"law": certificate.law, **certificate.as_json()})

@@ -15,7 +15,16 @@ from emerge.rules.pair import Pair, execute
 from emerge.rules.statements import Outcome, Statements
 
 #: Relations whose facts are decided on executed values.
-CHECKED = ("aligned", "axis_at", "index_fn", "one_hot_of", "admitted")
+CHECKED = (
+    "aligned", "axis_at", "index_fn", "one_hot_of", "admitted", "routed", "in_range", "group_ends", "routes", "outside",
+    "same",
+)  # fmt: skip
+
+#: Number of leading arguments that are tensors.
+TENSORS = {
+    "aligned": 2, "axis_at": 1, "index_fn": 2, "one_hot_of": 2, "routed": 3, "in_range": 1, "group_ends": 2, "routes": 2,
+    "outside": 2, "same": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,9 @@ def examine(
             out.outcomes[Fact(relation, args)] = outcome
             if outcome.holds is None:
                 out.undecided[outcome.detail] += 1
+            if relation == "same" and outcome.holds is False:
+                # an input fact: no law is to blame, and none for what rests on it
+                out.lowering[args[0]] = f"{fact_text(derivation, Fact(relation, args))} is false: {outcome.detail}"
     if log:
         _attribute(out)
     return out
@@ -88,13 +100,21 @@ def examine(
 def run_derivation(pair: Pair, rules: Sequence[Path], engine: str, log: bool, program: Any) -> Derivation:
     """Derives with the shipped program and ``rules``, or with another ``program`` altogether."""
     wanted = tuple(dict.fromkeys([*RESULTS, *CHECKED]))
-    if program is None:
+    if program is None and not pair.algebra and not pair.equal:
         return derive(pair.problem(), engine=engine, rules=rules, log=log, results=wanted)
+    from emerge.algebra.saturate import available, rule_files
     from emerge.engine.run import run
-    from emerge.relate.derive import lower_problem, program_signatures
+    from emerge.relate.derive import load_program, lower_problem, program_signatures
 
+    program = load_program(tuple(rules)) if program is None else program
     problem = pair.problem()
-    base, ref, imp, given, claims, unusable = lower_problem(problem, program_signatures(program))
+    algebra = rule_files(tuple(rules)) if pair.algebra and available() else None
+    lowered = lower_problem(problem, program_signatures(program), algebra=algebra)
+    base, ref, imp, given, claims, unusable = lowered
+    for side, first, second in pair.equal:
+        v, w = ((ref, imp)[side - 1].tensors[name] for name in (first, second))
+        if v.id != w.id:
+            base.add_all("same", [(v.id, w.id), (w.id, v.id)])
     facts = {k: v for k, v in base.facts.items() if k in program.relations}
     result = run(program, facts, [r for r in wanted if r in program.relations], engine=engine, log=log)
     return Derivation(problem, base, ref, imp, given, claims, unusable, result)
@@ -107,7 +127,7 @@ def _attribute(out: Examination) -> None:
     by_head: dict[Fact, list[Any]] = defaultdict(list)
     for instance in log.instances():
         by_head[instance.head].append(instance)
-    wrong = [fact for fact, outcome in out.outcomes.items() if outcome.holds is False]
+    wrong = [f for f, outcome in out.outcomes.items() if outcome.holds is False and f.relation != "same"]
     out.fired = fired_instances([f for f, o in out.outcomes.items() if o.holds], by_head)
     if not wrong:
         # Laws of bookkeeping relations whose users are not logged: all they gave went into true facts.
@@ -196,7 +216,7 @@ def tensor_text(derivation: Derivation, tensor: int) -> str:
 
 def fact_text(derivation: Derivation, fact: Fact) -> str:
     """A fact with tensors named."""
-    count = {"aligned": 2, "axis_at": 1, "index_fn": 2, "one_hot_of": 2}.get(fact.relation, 0)
+    count = TENSORS.get(fact.relation, 0)
     shown = [tensor_text(derivation, a) if k < count else value_text(a) for k, a in enumerate(fact.args)]
     if fact.relation == "admitted":
         row = next(r for r in derivation.base.facts["op"] if r[0] == fact.args[0])

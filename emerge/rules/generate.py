@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from emerge.rules import scenes_corner, scenes_index, scenes_model  # noqa: F401  (they register their scenes)
+from emerge.rules import scenes_corner, scenes_equal, scenes_index, scenes_model, scenes_routing  # noqa: F401  (they register)
 from emerge.rules.build import Build
 from emerge.rules.pair import Pair
 from emerge.rules.scenes import SCENES
@@ -13,7 +13,7 @@ from emerge.rules.steps import random_steps
 from emerge.rules.writer import Unwritable
 
 #: Part of the hash of every certificate; a change of what is generated makes certificates void.
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 
 MESHES: tuple[dict[str, int], ...] = (
     {"tp": 2},

@@ -22,7 +22,9 @@ OPERATOR_RELATIONS = ("operator_signature", "operator_linear")
 #: Shipped bookkeeping relations that a user may add to: they prove nothing.
 OPEN_RELATIONS = frozenset({"operator_definition", "diagnosis"})
 #: Semantic relations that are read off the graphs: their absence is a fact, so laws may negate them.
-STRUCTURAL_CHECKS = frozenset({"layout"})
+STRUCTURAL_CHECKS = frozenset({"layout", "same"})
+#: Semantic relations that are facts of the input, which no clause may derive.
+INPUT_RELATIONS = frozenset({"same"})
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ def check_program(program: Program, shipped: Iterable[str] | None = None) -> Non
     Args:
         shipped: files that count as shipped; None = those of this installation.
     Raises:
-        RuleError: a semantic head without a law, a check that does not exist, a negated relation that rests on derived
-            statements, or a user's clause for a shipped bookkeeping relation.
+        RuleError: a semantic head without a law, a clause for an input relation, a check that does not exist, a negated
+            relation that rests on derived statements, or a user's clause for a shipped bookkeeping relation.
     """
     own = None if shipped is None else {str(Path(f).resolve()) for f in shipped}
 
@@ -182,6 +184,11 @@ def check_program(program: Program, shipped: Iterable[str] | None = None) -> Non
         head = clause.head.name
         decl = program.relations[head]
         claims = decl.semantic is not None or head in KIND_RELATIONS
+        if head in INPUT_RELATIONS:
+            raise RuleError(
+                f"'{head}' is written by the algebra and derived by no clause; state equal tensors as a rule in an .egg file",
+                str(clause.pos),
+            )
         if claims and clause.law is None:
             raise RuleError(
                 f"the clause states something about values ('{head}' is semantic) and has no name; write "

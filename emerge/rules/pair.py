@@ -30,6 +30,8 @@ class Pair:
         masks: k-th dropout of a side -> placement of its mask: per dimension the mesh axis that shards it.
         scenes: names of the building blocks in it.
         mutation: what was broken in the implementation, "" for nothing.
+        equal: pairs of nodes of one side (1, 2) that compute the same value in two ways, told to the derivation.
+        algebra: the rules of the algebra look for equal tensors too.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Pair:
     masks: list[tuple[str | None, ...]] = field(default_factory=list)
     scenes: list[str] = field(default_factory=list)
     mutation: str = ""
+    equal: list[tuple[int, str, str]] = field(default_factory=list)
+    algebra: bool = False
 
     def problem(self, outputs: Sequence[Statement] = ()) -> Problem:
         """The pair as a derivation problem."""
@@ -122,6 +126,7 @@ def execute(pair: Pair, seed: int = 0, device: str = "cpu") -> Executed:
     """
     import torch
 
+    from emerge.execute.decisions import Decisions
     from emerge.execute.lockstep import run_ranks, run_sequential
 
     given = sample(pair, seed)
@@ -136,13 +141,19 @@ def execute(pair: Pair, seed: int = 0, device: str = "cpu") -> Executed:
                 held[name] = torch.zeros(shapes[name], dtype=whole.dtype)
             target = _cut(held[name], statement.implementation.cuts)
             target.copy_(local_value(statement, whole, target.shape, rank, mesh))
+    decisions = Decisions()
+    options = _options(pair, None, device)
+    options.decisions = decisions
     try:
-        left = run_sequential(pair.reference, given, options=_options(pair, None, device), keep="all")
+        left = run_sequential(pair.reference, given, options=options, keep="all")
         right = run_ranks(
             pair.ranks, inputs, options=[_options(pair, r, device) for r in range(len(pair.ranks))], keep="all"
         )
     except EmergeError as exc:
         raise Unusable(f"{pair.name} cannot be executed: {exc}") from exc
+    if decisions.tight:
+        # where a sort or an arg-max meets equal values, the position it gives is rounding, not meaning
+        raise Unusable(f"{pair.name} decides on nearly equal values at {decisions.tight[0].node!r}")
     return Executed({1: [left], 2: right})
 
 

@@ -255,3 +255,26 @@ def block(b: Build) -> None:
     if not b.fault("residual dropped"):
         b.keep(Val(*b.both("add.Tensor", lambda r: [x.ref if r else x.imp, y.ref if r else y.imp]), ("s", "m"), dims))
     random_steps(b, b.rng.randint(0, 6))
+
+
+@scene("sum of three terms")
+def three_terms(b: Build) -> None:
+    """x + (y + bias) on one side, another order on the other; the inner sum sometimes seen through a transpose."""
+    axis = b.axis()
+    b.dim("s", [axis]), b.dim("m")
+    shard = b.pick([axis, None])
+    x, y = (b.input(["s", "m"], [shard, None], keep=False) for _ in range(2))
+    bias = b.input(["m"], keep=False)
+    if b.rng.random() < 0.5:
+        turned = b.reference.op("transpose.int", y.ref, 0, 1)
+        column = b.reference.op("unsqueeze", bias.ref, 1)
+        inner = b.reference.op("transpose.int", b.reference.op("add.Tensor", turned, column), 0, 1)
+    else:
+        inner = b.reference.op("add.Tensor", *b.pick([[y.ref, bias.ref], [bias.ref, y.ref]]))
+    ref = b.reference.op("add.Tensor", *b.pick([[x.ref, inner], [inner, x.ref]]))
+    first, last = b.pick([[y.imp, bias.imp], [bias.imp, y.imp]])
+    if b.fault("a term added twice"):
+        last = first
+    part = b.imp.op("add.Tensor", *b.pick([[x.imp, first], [first, x.imp]]))
+    out = b.imp.op("add.Tensor", *b.pick([[part, last], [last, part]]))
+    b.keep(Val(ref, out, ("s", "m"), (shard, None)))

@@ -318,6 +318,103 @@ class Statements:
                 return false(f"rank {rank}: ones in other places than index - {self.rank_integer(low, rank)}")
         return TRUE
 
+    def same(self, v: int, w: int) -> Outcome:
+        """Both tensors have the same value on every rank, and are undefined together."""
+        side = self.lowered.side[v]
+        if side != self.lowered.side[w]:
+            return false("the tensors are of different sides")
+        for rank in range(self.values[side].ranks):
+            left, right = self.values[side].tensor(v, rank), self.values[side].tensor(w, rank)
+            if left.shape != right.shape:
+                return false(f"shapes {list(left.shape)} and {list(right.shape)}")
+            for one, other in ((left, right), (right, left)):
+                outcome = equal(one, other, other)
+                if outcome.holds is False:
+                    return outcome
+        return TRUE
+
+    def _vector(self, tensor: int, side: int, rank: int) -> Any:
+        import torch
+
+        return self.values[side].tensor(tensor, rank).to(torch.int64)
+
+    def _experts(self, a: int, q: int, n: int, side: int, rank: int) -> tuple[Any, Any, Any]:
+        """Row, expert (0 where there is none) and whether there is one, for every place."""
+        import torch
+
+        experts = self._vector(a, side, rank)
+        rows = self._vector(q, side, rank) if q else torch.arange(len(experts))
+        experts = experts[rows]
+        inside = (experts >= 0) & (experts < n)
+        return rows, torch.where(inside, experts, torch.zeros_like(experts)), inside
+
+    def routed(self, v: int, z: int, a: int, q: int, n: int, other: str) -> Outcome:
+        """``V[i, ..] = Z[q, .., A[q]]`` with ``q = Q[i]`` where ``0 <= A[q] < N``; zero elsewhere if so told."""
+        import torch
+
+        side = self.lowered.side[v]
+        for rank in range(self.values[side].ranks):
+            value, whole = self.values[side].tensor(v, rank), self.values[side].tensor(z, rank)
+            rows, experts, inside = self._experts(a, q, n, side, rank)
+            if whole.shape != (*value.shape, n) or len(rows) != len(value):
+                return false(f"relates shapes {list(value.shape)} and {list(whole.shape)} for {len(rows)} rows of {n}")
+            picked = whole[rows].movedim(-1, 1)[torch.arange(len(rows)), experts]
+            if bool(inside.any()):
+                left, right = (picked, value) if side == 2 else (value, picked)
+                outcome = equal(left[inside], right[inside], right[inside])
+                if outcome.holds is False:
+                    return false(f"rank {rank}: {outcome.detail}")
+            if other == "zero" and not bool((value[~inside] == 0).all()):
+                return false(f"rank {rank}: rows of other experts are not zero")
+        return TRUE
+
+    def in_range(self, v: int, n: int) -> Outcome:
+        """``0 <= V < N``."""
+        side = self.lowered.side[v]
+        for rank in range(self.values[side].ranks):
+            value = self._vector(v, side, rank)
+            if not bool(((value >= 0) & (value < n)).all()):
+                return false(f"rank {rank}: values from {int(value.min())} to {int(value.max())}, not in [0, {n})")
+        return TRUE
+
+    def group_ends(self, f: int, s: int) -> Outcome:
+        """Row i of the sorted vector S lies in ``F[S[i] - 1] <= i < F[S[i]]``, where S[i] is a position of F."""
+        import torch
+
+        side = self.lowered.side[f]
+        for rank in range(self.values[side].ranks):
+            ends, keys = self._vector(f, side, rank), self._vector(s, side, rank)
+            starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1]])
+            inside = (keys >= 0) & (keys < len(ends))
+            at, key = torch.arange(len(keys))[inside], keys[inside]
+            if not bool(((starts[key] <= at) & (at < ends[key])).all()):
+                return false(f"rank {rank}: groups end at {ends.tolist()} for {keys.tolist()}")
+        return TRUE
+
+    def routes(self, j: int, a: int, q: int, n: int, other: str) -> Outcome:
+        """``J[i] = A[Q[i]]`` where that lies in [0, N); ``some``: J always does."""
+        side = self.lowered.side[j]
+        for rank in range(self.values[side].ranks):
+            value = self._vector(j, side, rank)
+            _, experts, inside = self._experts(a, q, n, side, rank)
+            if not bool((value[inside] == experts[inside]).all()):
+                return false(f"rank {rank}: {value.tolist()} are not the experts {experts.tolist()}")
+            if other == "some" and not bool(((value >= 0) & (value < n)).all()):
+                return false(f"rank {rank}: {value.tolist()} do not lie in [0, {n})")
+        return TRUE
+
+    def outside(self, k: int, a: int, q: int, n: int, which: str) -> Outcome:
+        """The mask is false for rows with an expert; ``all``: and true for all others."""
+        side = self.lowered.side[k]
+        for rank in range(self.values[side].ranks):
+            value = self.values[side].tensor(k, rank).bool()
+            _, _, inside = self._experts(a, q, n, side, rank)
+            if bool(value[inside].any()):
+                return false(f"rank {rank}: it covers rows that have an expert")
+            if which == "all" and not bool(value[~inside].all()):
+                return false(f"rank {rank}: it does not cover all rows without an expert")
+        return TRUE
+
     def admitted(self, form: int) -> Outcome:
         """The form computes the value of its tensor."""
         f = self.lowered.forms[form]
@@ -341,10 +438,18 @@ _CHECKS: dict[str, Callable[..., Outcome]] = {
     "index_fn": Statements.index_fn,
     "one_hot_of": Statements.one_hot_of,
     "admitted": Statements.admitted,
+    "same": Statements.same,
+    "routed": Statements.routed,
+    "in_range": Statements.in_range,
+    "group_ends": Statements.group_ends,
+    "routes": Statements.routes,
+    "outside": Statements.outside,
 }
 #: ``@semantic`` names of the declarations -> relation whose statement is executed here.
 SEMANTIC_CHECKS = {
     "aligned": "aligned", "layout": "axis_at", "index_fn": "index_fn", "one_hot_of": "one_hot_of", "form": "admitted",
+    "same": "same",
+    "routed": "routed", "in_range": "in_range", "group_ends": "group_ends", "routes": "routes", "outside": "outside",
     "signature": "", "linearity": "",
 }  # fmt: skip
 #: Raised when a statement changes its meaning; certificates made under another version are void.

@@ -10,7 +10,7 @@ from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering
 from emerge.relate.derive import Derivation, Problem
 from emerge.relate.expected import Ambiguity
-from emerge.relate.statement import Statement
+from emerge.relate.statement import CONSTANT, Statement
 from emerge.util.errors import BudgetExceeded, ExecutionError
 from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, execution_finding, frontier_findings
 from emerge.verdict.types import (
@@ -20,6 +20,7 @@ from emerge.verdict.types import (
     UNKNOWN,
     Assumption,
     Counterexample,
+    DivergenceLike,
     Finding,
     NotRun,
     Output,
@@ -58,7 +59,7 @@ def decide(
     evidence = _evidence(structure, proved, levels, default_level, result)
     result.outputs = _outputs(structure, proved, evidence, unusable)
     result.coverage = {level: sum(e == level for e in evidence.values()) for level in EVIDENCE}
-    result.assumptions = _assumptions(structure)
+    result.assumptions = _assumptions(structure, levels or {})
     if derivation.claims and not unproved and not unusable and not ambiguities:
         result.verdict = EQUIVALENT
         result.evidence = max((evidence[g] for g in proved), key=EVIDENCE.index)
@@ -66,6 +67,9 @@ def decide(
     refutation: RefutationResult | None = None
     if unproved or unusable:
         refutation = _refute(refuter, problem, derivation, ambiguities)
+    untested = _untested_kernel(structure, refutation, levels or {})
+    if untested:
+        refutation = NotRun(f"execution parts first at {untested}, whose definition no real kernel here has tested")
     if refutation is not None and refutation.outcome == "refuted":
         _refuted(result, structure, unproved, refutation, seed)
     else:
@@ -94,6 +98,11 @@ def _evidence(
     given = levels or {}
     names = {c.law for c in log.program.clauses if c.law is not None}
     numbers = {law: EVIDENCE.index(given.get(law, default)) for law in names}
+    for law, low in _equal_laws(derivation):
+        # a law that reads equal tensors is as good as the rules that made them equal
+        if law in numbers and low.extension is not None:
+            rules = [EVIDENCE.index(given.get(rule, default)) for rule in low.extension.fired]
+            numbers[law] = max([numbers[law], *rules])
     levels_of = log.best_level("output_proved", numbers)
     chosen = [
         min((Fact("output_proved", row) for row in rows[g]), key=lambda f: (levels_of[f], repr(f)))
@@ -102,6 +111,10 @@ def _evidence(
     # Every derivation uses the alignment laws, so level 0 means that all of them are proved.
     evidence = {fact.args[0]: EVIDENCE[levels_of[fact]] for fact in chosen}
     result.rules_used = log.laws_used(chosen, numbers) if chosen else {}
+    for law, low in _equal_laws(derivation):
+        if law in result.rules_used and low.extension is not None:
+            for rule, matches in low.extension.fired.items():
+                result.rules_used[rule] = result.rules_used.get(rule, 0) + matches
     counted: set[tuple[int, int]] = set()
     for claim in sorted(evidence):
         for side, low in ((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation)):
@@ -112,7 +125,26 @@ def _evidence(
                 if (side, op) not in counted:
                     counted.add((side, op))
                     result.rules_used[law] = result.rules_used.get(law, 0) + 1
+            for tensor, name in _defined(structure, side, low, [claim]):
+                evidence[claim] = max(evidence[claim], given.get(name, default), key=EVIDENCE.index)
+                if (side, tensor) not in counted:
+                    counted.add((side, tensor))
+                    result.rules_used[name] = result.rules_used.get(name, 0) + 1
     return evidence
+
+
+def _defined(structure: Structure, side: int, low: Lowering, claims: Iterable[int]) -> list[tuple[int, str]]:
+    """Tensors behind claims that a kernel's definition was used for, with its name.
+
+    Definitions that only gave equal forms count as well where their kernel is read: the log does not tell them apart.
+    """
+    nodes = structure.node_cone(side, claims)
+    return [(tensor, name) for node, tensor, name in sorted(low.defined) if node in nodes]
+
+
+def _equal_laws(derivation: Derivation) -> tuple[tuple[str, Lowering], ...]:
+    """The laws that carry alignments over between equal tensors of a side, with that side."""
+    return ("equal-reference", derivation.reference), ("equal-implementation", derivation.implementation)
 
 
 def _outputs(
@@ -144,7 +176,7 @@ def _outputs(
     return list(out.values())
 
 
-def _assumptions(structure: Structure) -> list[Assumption]:
+def _assumptions(structure: Structure, levels: Mapping[str, str]) -> list[Assumption]:
     """Assumptions made at operators that the claimed outputs read, and at relations taken from names.
 
     The derivation log is not narrow enough to leave any out: a constant that the lowering folded into an operator is
@@ -164,11 +196,20 @@ def _assumptions(structure: Structure) -> list[Assumption]:
             if a.op in touched or tensor in touched or names & nodes:
                 where = _where(structure, side, low, a.op)
                 found.setdefault((a.name, where), Assumption(a.name, where, a.why))
+        for tensor, name in _defined(structure, side, low, derivation.claims):
+            if levels.get(name) == "assumed":
+                where = _where(structure, side, low, low.op_of.get(tensor, tensor))
+                why = f"{name.rpartition(':')[0]} computes what its definition says; no real kernel ran here to test it"
+                found.setdefault(("kernel_contract", where), Assumption("kernel_contract", where, why))
     for statement in derivation.given.values():
         if statement.origin == "name":
             where = f"{statement.reference} ~ {statement.implementation}"
             why = f"names and shapes fit one contiguous block reading only: {statement.text}"
             found.setdefault(("name", where), Assumption("name", where, why))
+        elif statement.origin == CONSTANT:
+            where = f"{statement.reference} ~ {statement.implementation}"
+            why = "both are constants, executed here in their captured types with equal bits"
+            found.setdefault(("equal_constants", where), Assumption("equal_constants", where, why))
     return list(found.values())
 
 
@@ -194,6 +235,37 @@ def _refute(
         return NotRun(str(exc))
 
 
+def _untested_kernel(
+    structure: Structure, refutation: RefutationResult | None, levels: Mapping[str, str]
+) -> str:
+    """The kernel at which both programs part first where it was executed by a definition that nothing has tested."""
+    if refutation is None or refutation.outcome != "refuted":
+        return ""
+    untested = {n.rpartition(":")[0] for n, level in levels.items() if level == "assumed"}
+    first = [d for d in refutation.diverging if d.first]
+    found = ""
+    for divergence in first:
+        names = [(REFERENCE, divergence.reference)]
+        names += [(IMPLEMENTATION, structure.family_name(rank, name)) for rank, name in divergence.implementation.items()]
+        kernels = [(name, op) for side, name in names if (op := _operator(structure, side, name)) in untested]
+        if not kernels:
+            return ""
+        found = found or f"{kernels[0][0]!r} ({kernels[0][1]})"
+    return found
+
+
+def _operator(structure: Structure, side: int, name: str) -> str:
+    """Operator of a node that torch itself does not execute, "" for all others."""
+    try:
+        value = structure.family(side).value(name)
+    except KeyError:
+        return ""
+    op = getattr(value, "op", "")
+    if op == "auto_functionalized" and value.args:  # type: ignore[union-attr]
+        op = str(value.args[0])  # type: ignore[union-attr]
+    return "" if op.startswith("aten.") else op
+
+
 def _refuted(
     result: PairResult, structure: Structure, unproved: list[int], refutation: RefutationResult, seed: int
 ) -> None:
@@ -211,11 +283,18 @@ def _refuted(
     if refutation.kind:
         nodes = refutation.witnesses[0].nodes if refutation.witnesses else []
         result.findings.append(execution_finding(structure, refutation.kind, refutation.reason, nodes))
-    for divergence in refutation.diverging:
-        result.findings.append(diverging_finding(structure, divergence, refutation.output))
+    for divergence, first in parting(structure, refutation.diverging):
+        result.findings.append(diverging_finding(structure, divergence, refutation.output, first))
     if not result.findings:
         result.findings = frontier_findings(structure, unproved, "UNPROVED", "error")
     result.findings += mismatches(structure, unproved, "error")
+
+
+def parting(structure: Structure, diverging: Sequence[DivergenceLike]) -> list[tuple[DivergenceLike, bool]]:
+    """The nodes at which the sides part, without those whose value arrived in another form, and whether each comes first."""
+    kept = [d for d in diverging if not structure.supports(d.reference)] or list(diverging)
+    none_first = not any(d.first for d in kept)
+    return [(d, d.first or (none_first and k == 0)) for k, d in enumerate(kept)]
 
 
 def mismatches(structure: Structure, unproved: list[int], severity: str) -> list[Finding]:
@@ -270,6 +349,9 @@ def _unknown(
         reasons.append(f"{str(statement.reference)!r} ~ {str(statement.implementation)!r} cannot be used: {why}")
     if unproved:
         reasons.append(_why_unproved(structure, unproved, found))
+        for side, low in (("reference", derivation.reference), ("implementation", derivation.implementation)):
+            if low.extension is not None and low.extension.stopped:
+                reasons.append(f"the algebra of the {side} stopped after {low.extension.stopped}")
     if refutation is not None and refutation.outcome == "agree":
         reasons.append(f"execution found no difference{': ' + refutation.reason if refutation.reason else ''}")
     elif refutation is not None and refutation.reason:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.families import FamilyGraph, FamilyNode
-from emerge.facts.lower import Lowering
+from emerge.facts.lower import Lowering, Tensor
 from emerge.relate.alignment_text import Alignments, Partner
 from emerge.relate.derive import Derivation
 from emerge.verdict.types import DivergenceLike, Finding
@@ -149,6 +150,8 @@ class Structure:
         order = {n.name: i for i, n in enumerate(self.derivation.problem.reference.nodes)}
         ops, _ = self.cone([self.claim_tensors(g)[0] for g in numbers], stop_at_aligned=True)
         found = [o for o in dict.fromkeys(ops) if o in known]
+        # What an aligned value was computed from is not where things part.
+        found = [o for o in found if self.result_of[o] not in self.supporting] or found
         # A constant without a counterpart says little when an operator with operands stopped too.
         found = [o for o in found if self.operands[o]] or found
         # Index arithmetic that is understood as a function of an index has no partner by design: an operator that
@@ -157,6 +160,19 @@ class Structure:
         # Operators with an operand that is read as an index function, not aligned itself, come last.
         open_ops = {o for o in found if not all(self.aligned(a) for a in self.operands[o])}
         return sorted(found, key=lambda o: (o in open_ops, order.get(self.node_name(REFERENCE, o), 0), o))
+
+    @cached_property
+    def supporting(self) -> set[int]:
+        """Reference tensors without an alignment that an aligned one was computed from."""
+        return {v for (v,) in self.derivation.result.relations.get("supports", ())}
+
+    def supports(self, name: str) -> bool:
+        """Whether a reference node is such a tensor."""
+        tensor = self.lowering(REFERENCE).tensors.get(name)
+        low = self.lowering(REFERENCE)
+        while isinstance(tensor, Tensor) and (made := low.made_by.get(tensor.id)) is not None and made.kind == "layout":
+            tensor = made.args[0]
+        return isinstance(tensor, Tensor) and tensor.id in self.supporting
 
     def counterparts(self, op: int) -> list[int]:
         """Implementation operators where the counterpart of reference operator ``op`` was to be found, best first.
@@ -263,7 +279,7 @@ def _frontier_finding(structure: Structure, name: str, ops: list[int], kind: str
     )
 
 
-def diverging_finding(structure: Structure, divergence: DivergenceLike, output: str) -> Finding:
+def diverging_finding(structure: Structure, divergence: DivergenceLike, output: str, first: bool) -> Finding:
     """A node whose executed values differ while those of its operands agree; a note where others come before it."""
     reference, implementation = divergence.reference, divergence.implementation
     families = list(dict.fromkeys(structure.family_name(rank, name) for rank, name in sorted(implementation.items())))
@@ -285,7 +301,7 @@ def diverging_finding(structure: Structure, divergence: DivergenceLike, output: 
         message += f"; what differs comes from {made_by[0]!r}" + (f" ({cause.op})" if cause is not None else "")
     return Finding(
         "DIVERGES",
-        "error" if divergence.first else "note",
+        "error" if first else "note",
         message,
         [reference, *divergence.also],
         structure.source(REFERENCE, reference),

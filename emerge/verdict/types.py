@@ -140,6 +140,7 @@ class Output:
 
     Attributes:
         proved: the derived alignment is the expected one.
+        label: the program's own name for the output, where the capture knows it.
     """
 
     reference: str
@@ -148,6 +149,7 @@ class Output:
     expected: str
     evidence: str | None = None
     proved: bool = False
+    label: str | None = None
 
 
 @dataclass

@@ -44,7 +44,7 @@ def test_a_right_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks:
     pair = report(tmp_path / "emerge-out" / "mlp")["pairs"][0]
     assert pair["outputs"] == [
         {"reference": "add", "implementation": [f"{r}:add" for r in range(ranks)], "alignment": "a b ~ a b",
-         "expected": "a b ~ a b", "evidence": "tested", "proved": True}
+         "expected": "a b ~ a b", "evidence": "tested", "proved": True, "label": None}
     ]  # fmt: skip
     assert pair["rules"]["used"]["all-reduce-partial"] >= 1
     assert pair["stats"]["ranks"] == ranks

@@ -8,6 +8,7 @@ from functools import cache
 
 import cases_attention
 import cases_collective
+import cases_experts
 import cases_layout
 import cases_local
 import cases_messages
@@ -34,6 +35,7 @@ MODULES = (
     cases_ranks,
     cases_slices,
     cases_messages,
+    cases_experts,
 )
 CASES: dict[str, LawCase] = {c.name: c for module in MODULES for c in module.CASES}
 RIGHT = [(name, variant) for name, c in CASES.items() for variant in c.right]

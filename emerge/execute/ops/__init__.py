@@ -6,7 +6,9 @@ torch has it. An operator with neither is unknown, which is an error that names 
 
 from __future__ import annotations
 
-from emerge.execute.ops import attention, hlo, kernels, layout, python, tensors
+from emerge.execute.ops import attention, hlo, kernels, layout, python, tensors, vllm
 from emerge.execute.ops.base import OPS, Call, OpFunction, lookup, op
 
-__all__ = ["OPS", "Call", "OpFunction", "attention", "hlo", "kernels", "layout", "lookup", "op", "python", "tensors"]
+__all__ = [
+    "OPS", "Call", "OpFunction", "attention", "hlo", "kernels", "layout", "lookup", "op", "python", "tensors", "vllm",
+]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 from emerge.execute._torch import torch
 from emerge.execute.aliasing import KERNEL_SCHEMAS, split_op
-from emerge.execute.ops.base import Call, op
+from emerge.execute.ops.base import OPS, Call, op
 
 
 def _rows(value: Any, normalized_shape: list[int]) -> Any:
@@ -206,6 +206,12 @@ for _base in _IN_PLACE:
 def auto_functionalized(call: Call) -> Any:
     """``(result of the kernel = None, written arguments in schema order...)``."""
     kernel = str(call.args[0])
+    defined = OPS.get(kernel) if split_op(kernel)[0] != "_C" else None
+    if defined is not None:  # by its definition: the new values of what it writes
+        inner = Call(
+            call.node, call.args[1:], call.kwargs, call.options, call.device, call.captured, call.types, call.rank, call.place
+        )
+        return (None, *defined(inner))
     return (None, *run_in_place(call, kernel, call.kwargs))
 
 

@@ -10,6 +10,7 @@ from emerge.facts.ops import (
     loss,
     mixed,
     pointwise,
+    positions,
     reduction,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "loss",
     "mixed",
     "pointwise",
+    "positions",
     "reduction",
 ]

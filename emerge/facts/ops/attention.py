@@ -8,6 +8,7 @@ from typing import Any
 from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode
 from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, lowers, result_dtype, whole
+from emerge.facts.ops.positions import hidden_by_causality, negated
 
 
 def sdpa(
@@ -15,7 +16,8 @@ def sdpa(
 ) -> Tensor:
     """``[..., h, s, e], [..., g, t, e], [..., g, t, f] -> [..., h, s, f]``; ``h`` is a multiple of ``g`` (grouped heads).
 
-    Queries are independent of one another and keys form one whole axis whose order matters only under a causal mask.
+    Queries are independent of one another and keys form one whole axis whose order does not matter: a causal flag is
+    the mask it stands for.
     """
     rank = len(q.shape)
     if rank < 3 or len(k.shape) != rank or len(v.shape) != rank:
@@ -25,6 +27,10 @@ def sdpa(
     if h % g or any(x.shape[:-3] != q.shape[:-3] for x in (k, v)) or v.shape[-3] != g:
         raise Unsupported("its heads or batch dimensions do not match")
     text = constant_text(1.0 / math.sqrt(e) if scale is None else scale)
+    if causal and mask is not None:
+        raise Unsupported("a mask beside the causal one")
+    if causal:
+        mask = negated(low, hidden_by_causality(low, s, t))
     args = [q, k, v] + ([mask] if mask is not None else [])
 
     def masked(dim: int, size: int) -> tuple[tuple[int, Any], ...]:
@@ -33,7 +39,6 @@ def sdpa(
         own = dim - (rank - len(mask.shape))
         return ((3, whole(size, own)),) if own >= 0 and mask.shape[own] == size else ()
 
-    order = "o" if causal else "p"
     iters = [
         Iter(n, "p", whole(n, d), (*((i, whole(n, d)) for i in range(3)), *masked(d, n)))
         for d, n in enumerate(q.shape[:-3])
@@ -48,13 +53,13 @@ def sdpa(
         iters.append(
             Iter(g, "p", (Tie(1, hd, group, g),), ((0, (Tie(1, hd, group, g),)), (1, whole(g, hd)), (2, whole(g, hd))))
         )
-    iters.append(Iter(s, order, whole(s, sd), ((0, whole(s, sd)), *masked(sd, s))))
+    iters.append(Iter(s, "p", whole(s, sd), ((0, whole(s, sd)), *masked(sd, s))))
     iters.append(Iter(f, "p", whole(f, ld), ((2, whole(f, ld)),)))
     if group > 1:
         iters.append(Iter(group, "p", (Tie(1, hd, 1, group),), ((0, (Tie(1, hd, 1, group),)),)))
-    iters.append(Iter(t, "o" if causal else "w", (), ((1, whole(t, sd)), (2, whole(t, sd)), *masked(ld, t))))
+    iters.append(Iter(t, "w", (), ((1, whole(t, sd)), (2, whole(t, sd)), *masked(ld, t))))
     iters.append(Iter(e, "w", (), ((0, whole(e, ld)), (1, whole(e, ld)))))
-    kind = f"sdpa#{text}#{'causal' if causal else 'full'}#{mask.dtype == 'bool' if mask is not None else None}"
+    kind = f"sdpa#{text}#{mask.dtype == 'bool' if mask is not None else None}"
     return low.op(kind, "sdpa", args, iters, [*q.shape[:-1], f], dtype)
 
 
@@ -70,9 +75,13 @@ def _refuse_dropout(a: dict[str, Any]) -> None:
 
 
 def _fused(low: Lowering, a: dict[str, Any], dtype: str) -> Tensor:
-    """Attention from named arguments."""
+    """Attention from named arguments; a mask that is known to be the causal one is the causal flag."""
     _refuse_dropout(a)
     mask, causal = a.get("attn_mask"), bool(a.get("is_causal"))
+    if isinstance(mask, Tensor) and low.causal_masks.intersection(low.nodes_of.get(mask.id, ())):
+        result = sdpa(low, a["query"], a["key"], a["value"], None, True, a.get("scale"), dtype)
+        low.assume("equal_constants", result, "its mask is a constant, executed here, and the causal one")
+        return result
     return sdpa(low, a["query"], a["key"], a["value"], mask, causal, a.get("scale"), dtype)
 
 

@@ -101,7 +101,9 @@ def all_gather(low: Lowering, x: Tensor, d: int, blocks: Sequence[Block]) -> Ten
     shape = list(x.shape)
     shape[d] *= prod(b.size for b in blocks)
     iters = [*same_shape(x), *gathered(d, x.shape[d], blocks)]
-    return moved(low, x, "all_gather", "none", f"all_gather#{d}", iters, shape, blocks)
+    result = moved(low, x, "all_gather", "none", f"all_gather#{d}", iters, shape, blocks)
+    low.gather_of[result.id] = (x, d, tuple(blocks))
+    return result
 
 
 def scatter(low: Lowering, x: Tensor, d: int, kind: str, how: str, blocks: Sequence[Block]) -> Tensor:

@@ -35,7 +35,15 @@ def einsum(low: Lowering, spec: str, x: Tensor, y: Tensor, dtype: str, reduction
         for c in order
     ]
     shape = [sizes[c] for c in out]
+    if all(sizes[c] == 1 for c in order if c not in out) and reduction == "sum":
+        # nothing is summed: an outer product
+        from emerge.facts.ops.layout import spread
+
+        factors = [spread(low, x, left, out, sizes), spread(low, y, right, out, sizes)]
+        return low.pointwise("mul", "mul", factors, dtype, commutative=True)
     result = low.op("dot", "dot", [x, y], iters, shape, dtype)
+    if reduction == "sum":
+        low.remember(result, "einsum", [x, y], spec)
     if low.side == 1 and x.id != y.id:
         swapped = [Iter(i.size, i.role, i.out, tuple((1 - k, t) for k, t in i.args)) for i in iters]
         low.commuted(result, "dot", "dot", [y, x], swapped)

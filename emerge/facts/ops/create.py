@@ -54,8 +54,10 @@ def empty(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
 
 @lowers("get_attr")
 def get_attr(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-    if not node.has_const or isinstance(node.const, (RankVector, list)):
+    if not node.has_const or isinstance(node.const, RankVector):
         raise Unsupported("a constant tensor whose value the graph file does not hold")
+    if isinstance(node.const, list):
+        raise Unsupported("a stored table, which is related to constants of equal content only")
     if not isinstance(node.const, (int, float)):
         raise Unsupported("a constant that is not a number")
     result = low.constant(node.const, _shape(node), result_dtype(node, "float32"))

@@ -13,7 +13,6 @@ from emerge.facts.lower import (
     Iter,
     Lowering,
     Tensor,
-    Tie,
     Unsupported,
     axis,
     lowers,
@@ -21,9 +20,10 @@ from emerge.facts.lower import (
     scalar_constant,
     whole,
 )
-from emerge.facts.ops.pointwise import converted, fill
+from emerge.facts.ops.pointwise import fill
+from emerge.facts.routing import note_lookup, note_put
 from emerge.facts.shapes import normalize_dim
-from emerge.graph.model import is_floating, is_integer
+from emerge.graph.model import is_integer
 
 
 def one_hot(low: Lowering, index: Tensor, size: int, dtype: str) -> Tensor:
@@ -40,6 +40,9 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
     The result has the table's dimensions before ``d`` (without parallel ones), the index's dimensions, and the rest.
     """
     hot = one_hot(low, index, table.shape[d], table.dtype)
+    source = low.source_input(index)
+    if source is not None:
+        low.index_limits[source] = min(table.shape[d], low.index_limits.get(source, table.shape[d]))
     rank = len(index.shape)
     together = dict(parallel)
     shape: list[int] = []
@@ -56,7 +59,11 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
         iters.append(axis(n, "p", len(shape), a0=t, a1=together.get(t)))
         shape.append(n)
     table_dims(range(d + 1, len(table.shape)))
-    return contract(low, hot, table, iters, shape, rank, d)
+    result = contract(low, hot, table, iters, shape, rank, d)
+    if not parallel:
+        low.remember(result, "lookup", [table, index], d)
+        note_lookup(low, result, table, d, index)
+    return result
 
 
 def contract(
@@ -71,8 +78,27 @@ def contract(
         form = low.form("dot", "dot", [hot, table], summed, result)
         if form is not None:
             low.base.add("lookup_form", form, low.op_of[result.id])
+        _padded_forms(low, hot, table, iters, result, v, d)
     low.lookup_of[result.id] = (hot, table, summed)
     return result
+
+
+def _padded_forms(
+    low: Lowering, hot: Tensor, table: Tensor, iters: list[Iter], result: Tensor, v: int, d: int
+) -> None:
+    """Where the table is the leading part of a longer one: the look-up in that one, and its contraction."""
+    found = low.recipes.get(table.id)
+    made = low.made_by.get(hot.id)
+    if found is None or made is None or found.name != "slice" or found.params[0] != d or found.params[1] != 0:
+        return
+    longer = found.args[0]
+    n = longer.shape[d]
+    wide = one_hot(low, made.args[0], n, hot.dtype)
+    where = ((0, whole(n, v)), (1, whole(n, d)))
+    for body, role in (("lookup", "o"), ("dot", "sum")):
+        form = low.form(body, body, [wide, longer], [*iters, Iter(n, role, (), where)], result)
+        if form is not None:
+            low.base.add("padded_lookup_form", form, low.op_of[result.id])
 
 
 @lowers("aten.embedding")
@@ -159,7 +185,9 @@ def _put_permutation(low: Lowering, x: Tensor, index: Tensor, value: Tensor) -> 
     iters = [Iter(n, "pos", whole(n, 0))]
     iters += [axis(m, "p", d, a1=d) for d, m in enumerate(x.shape) if d > 0]
     iters.append(Iter(n, "o", (), ((0, whole(n, 0)), (1, whole(n, 0)))))
-    return low.op("put_permutation", "put_permutation", [index, value], iters, x.shape, x.dtype)
+    result = low.op("put_permutation", "put_permutation", [index, value], iters, x.shape, x.dtype)
+    note_put(low, result, index, value)
+    return result
 
 
 @lowers("aten.one_hot")
@@ -168,48 +196,3 @@ def one_hot_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[st
     if not isinstance(classes, int) or classes < 0:
         raise Unsupported("number of classes depends on data")
     return one_hot(low, args[0], classes, result_dtype(node, "int64"))
-
-
-@lowers("aten.arange")
-def arange(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-    """Positions. Where the start is a multiple of the length per rank, the ranks together hold one longer range."""
-    if node.shape is None or not isinstance(node.shape[0], int):
-        raise Unsupported("its length depends on data")
-    n = int(node.shape[0])
-    start: Any = 0 if len(args) == 1 else args[0]
-    step: Any = args[2] if len(args) > 2 else kwargs.get("step", 1)
-    dtype = result_dtype(node, "int64")
-    starts = low.integers(start)
-    if starts is None or not isinstance(step, int):
-        if isinstance(start, float) or isinstance(step, float):
-            iters = [Iter(n, "pos", whole(n, 0))]
-            return low.op(f"range#{start}#{step}#{n}", "iota", [], iters, [n], dtype)
-        raise Unsupported("its bounds are not integers")
-    if is_floating(dtype):  # the numbers of the integer range
-        return converted(low, positions(low, n, starts, step, "int64"), dtype)
-    return positions(low, n, starts, step, dtype)
-
-
-def positions(low: Lowering, n: int, starts: Sequence[int], step: int, dtype: str) -> Tensor:
-    """``starts[rank] + step * i`` for ``0 <= i < n``.
-
-    Raises:
-        Unsupported: the ranks' ranges are not consecutive parts of one range.
-    """
-    if len(set(starts)) == 1:
-        result = low.op(f"iota#{starts[0]}#{step}#{n}", "iota", [], [Iter(n, "pos", whole(n, 0))], [n], dtype)
-        low.range_of[result.id] = (tuple(starts), step)
-        return result
-    form = low.mesh.affine(starts)
-    if form is None:
-        raise Unsupported("its start is not an affine function of the rank")
-    size, ties = n, []
-    for slope, block in reversed(form.terms):
-        if slope != size * step:
-            raise Unsupported(f"its ranges of {n} elements start {slope} apart")
-        ties.append(Tie(size, block.dim, block.stride, block.size))
-        size *= block.size
-    it = Iter(size, "pos", (Tie(1, 0, 1, n),), to_mesh=tuple(ties))
-    result = low.op(f"iota#{form.base}#{step}#{size}", "iota", [], [it], [n], dtype)
-    low.range_of[result.id] = (tuple(starts), step)
-    return result

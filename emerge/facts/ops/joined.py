@@ -33,7 +33,7 @@ def joined(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | None:
             stack.pop()
             continue
         if key not in plans:
-            found = cat_of_selects(low, *key)
+            found = cat_of_pieces(low, *key)
             plan = _plan(low, *key) if found is None else None
             if plan is None:
                 known[key] = found
@@ -142,6 +142,10 @@ def _operator_plan(low: Lowering, parts: tuple[Tensor, ...], mades: list[Made], 
             own, source = low.op_of[result.id], low.op_of[parts[0].id]
             low.base.add("joined_form", own, source, at)
             low.inherit(own, [low.op_of[p.id] for p in parts])
+            recipe = low.recipes.get(parts[0].id)
+            known = recipe is not None and [a.id for a in recipe.args] == [a.id for a in first.args]
+            if recipe is not None and known and recipe.name in ("map", "scale", "einsum", "fold", "along"):
+                low.remember(result, recipe.name, operands, *recipe.params)
         return result
 
     return _Plan(needs, make)
@@ -151,23 +155,27 @@ def _without(iters: tuple[Iter, ...], at: int) -> tuple[Iter, ...]:
     return iters[:at] + iters[at + 1 :]
 
 
-def cat_of_selects(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | None:
-    """All equal pieces of one tensor joined in order: only a rearrangement (gather on another dimension)."""
-    found = [low.select_of.get(p.id) for p in parts]
-    first = found[0]
-    if first is None or first[3] != len(parts):
-        return None
-    if any(
-        f is None or f[0].id != first[0].id or f[1] != first[1] or f[2] != i or f[3] != first[3]
-        for i, f in enumerate(found)
-    ):
-        return None
-    source, e, _, pieces = first
-    if e == d:
-        return source
-    n = source.shape[e] // pieces
-    shape = list(parts[0].shape)
-    shape[d] *= pieces
-    ties = [(k, 1, k, 1, m) for k, m in enumerate(source.shape) if k not in (d, e)]
-    ties += [(e, 1, e, 1, n), (d, 1, d, 1, source.shape[d]), (d, source.shape[d], e, n, pieces)]
-    return low.layout(source, shape, ties)
+def cat_of_pieces(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | None:
+    """Consecutive pieces of one tensor joined in order: a slice of it, or a rearrangement (gather on another dimension)."""
+    from emerge.facts.ops.layout import slice_plain
+
+    for source, e, first in low.pieces_of.get(parts[0].id, ()):
+        sizes = [p.shape[e] for p in parts]
+        if e != d and len(set(sizes)) > 1:
+            continue
+        starts = [first + sum(sizes[:i]) for i in range(len(parts))]
+        if any(
+            not any(s.id == source.id and (f, at) == (e, start) for s, f, at in low.pieces_of.get(p.id, ()))
+            for p, start in zip(parts, starts)
+        ):
+            continue
+        base = slice_plain(low, source, e, first, first + sum(sizes), 1)
+        if e == d:
+            return base
+        n, pieces = sizes[0], len(parts)
+        shape = list(parts[0].shape)
+        shape[d] *= pieces
+        ties = [(k, 1, k, 1, m) for k, m in enumerate(base.shape) if k not in (d, e)]
+        ties += [(e, 1, e, 1, n), (d, 1, d, 1, base.shape[d]), (d, base.shape[d], e, n, pieces)]
+        return low.layout(base, shape, ties)
+    return None

@@ -11,8 +11,9 @@ from math import prod
 from typing import Any
 
 from emerge.facts.families import FamilyNode, RankVector
-from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Tie, Unsupported, Void, axis, lowers, whole
-from emerge.facts.ops.joined import cat_of_selects, joined
+from emerge.facts.lower import Iter, Lowering, Made, Multi, Tensor, Tie, Unsupported, Void, axis, lowers, whole
+from emerge.facts.ops.collective import all_gather
+from emerge.facts.ops.joined import cat_of_pieces, joined
 from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
 from emerge.graph.model import DType, is_floating
 
@@ -59,7 +60,7 @@ def view(low: Lowering, x: Tensor, shape: Sequence[int]) -> Tensor:
         ties += made
     result = low.layout(x, shape, ties)
     low.view_of[result.id] = x
-    return result
+    return low.remember(result, "view", [x], tuple(shape))
 
 
 def _group_ties(
@@ -209,6 +210,18 @@ def repeat_interleave(low: Lowering, node: FamilyNode, args: list[Any], kwargs: 
     )
 
 
+def spread(low: Lowering, x: Tensor, letters: str, out: str, sizes: dict[str, int]) -> Tensor:
+    """``x`` with axes ``letters`` laid out as the axes ``out``: permuted, and constant along those that it does not have."""
+    shape = [sizes[c] for c in out]
+    ties, new = [], []
+    for d, c in enumerate(out):
+        if c in letters and x.shape[letters.index(c)] == sizes[c]:
+            ties.append((d, 1, letters.index(c), 1, sizes[c]))
+        elif sizes[c] > 1:
+            new.append(d)
+    return x if letters == out and tuple(shape) == x.shape else low.layout(x, shape, ties, new)
+
+
 def select(low: Lowering, x: Tensor, d: int, index: int, size: int) -> Tensor:
     """Piece ``index`` of the ``shape[d] / size`` equal pieces of dimension ``d``."""
     pieces = x.shape[d] // size
@@ -218,8 +231,7 @@ def select(low: Lowering, x: Tensor, d: int, index: int, size: int) -> Tensor:
     iters = [axis(n, "p", k, a0=k) for k, n in enumerate(shape)]
     iters.append(Iter(pieces, "o", (), ((0, (Tie(1, d, size, pieces),)),)))
     result = low.op(f"select#{index}#{pieces}", "slice", [x], iters, shape, x.dtype)
-    low.select_of[result.id] = (x, d, index, pieces)
-    return result
+    return low.remember(result, "slice", [x], d, index * size, (index + 1) * size)
 
 
 def slice_plain(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: int) -> Tensor:
@@ -234,12 +246,22 @@ def slice_plain(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: i
         return x
     if size == 0:
         raise Unsupported("slice without elements")
+    result = _slice(low, x, d, start, stop, step, size)
+    if step == 1:
+        known = low.pieces_of.setdefault(result.id, [])
+        if not any((k.id, e, at) == (x.id, d, start) for k, e, at in known):
+            known.append((x, d, start))
+    return result
+
+
+def _slice(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: int, size: int) -> Tensor:
     if step == 1:
         inner = _slice_inside(low, x, d, start, stop)
         if inner is not None:
             return inner
     result = _slice_op(low, x, d, start, stop, step, size)
     if step == 1:
+        low.remember(result, "slice", [x], d, start, stop)
         low.slice_of[result.id] = (x, d, start)
         _note_sliced_form(low, x, d, start, stop, result)
     return result
@@ -267,9 +289,6 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
     made = low.made_by.get(x.id)
     if made is None:
         return None
-    before = low.slice_of.get(x.id)
-    if before is not None and before[1] == d:
-        return slice_plain(low, before[0], d, before[2] + start, before[2] + stop, 1)
     size = stop - start
     shape = [size if k == d else m for k, m in enumerate(x.shape)]
     if made.kind == "layout":
@@ -281,7 +300,9 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
             return None
         _, ov, da, oa, n = max(own, key=lambda t: t[1])
         outermost = oa * n == arg.shape[da] and ov * n == x.shape[d]
-        if not outermost or start % ov or stop % ov or (oa > 1 and ov > 1):
+        if not outermost:
+            return _slice_gathered(low, made, shape, d, start, stop)
+        if start % ov or stop % ov or (oa > 1 and ov > 1):
             return None
         inner = slice_plain(low, arg, da, start // ov * oa, stop // ov * oa, 1)
         ties = [(*t[:4], size // ov) if t[0] == d and t[1] == ov else t for t in made.ties]
@@ -295,6 +316,26 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
                 return None  # concatenated along another dimension
             offset += part.shape[d]
     return None
+
+
+def _slice_gathered(low: Lowering, made: Made, shape: list[int], d: int, start: int, stop: int) -> Tensor | None:
+    """A slice of every rank's contribution to a gather: the slice gathered. None where ``d`` is not one contribution.
+
+    FSDP gathers the shards of all parameters of a module in one flat buffer, and takes them apart again like this.
+    """
+    gathered = low.gather_of.get(made.args[0].id)
+    own = [t for t in made.ties if t[0] == d]
+    if gathered is None or len(own) != 1:
+        return None
+    x, e, blocks = gathered
+    n, size = x.shape[e], stop - start
+    if own[0][1:] != (1, e, 1, n) or any(t[2] == e and t[3] % n for t in made.ties if t is not own[0]):
+        return None
+    inner = all_gather(low, slice_plain(low, x, e, start, stop, 1), e, blocks)
+    ties = [
+        (*own[0][:4], size) if t is own[0] else (*t[:3], t[3] // n * size, t[4]) if t[2] == e else t for t in made.ties
+    ]
+    return low.layout(inner, shape, ties, made.broadcast)
 
 
 def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, result: Tensor) -> None:
@@ -330,10 +371,20 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     form = low.form(made.body, made.kind, args, iters, result, made.scale)
     if form is not None:
         low.base.add("sliced_form", form, low.op_of[result.id], low.op_of[x.id], d)
+        if made.kind == "dot" and low.side == 1:
+            swapped = [Iter(i.size, i.role, i.out, tuple((1 - k, t) for k, t in i.args)) for i in iters]
+            other = low.form(made.body, made.kind, args[::-1], swapped, result)
+            if other is not None:
+                low.base.add("commuted", other, form)
 
 
 def rank_slice(low: Lowering, x: Tensor, d: int, starts: Sequence[int], size: int) -> Tensor:
     """Rank r takes ``x[starts[r] : starts[r] + size]`` along ``d``."""
+    from emerge.facts.ops.positions import positions_sliced
+
+    own = positions_sliced(low, x, d, starts, size)
+    if own is not None:
+        return own
     form = low.mesh.affine(list(starts))
     if form is None:
         raise Unsupported("its bounds are not an affine function of the rank")
@@ -454,8 +505,13 @@ def splits(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
     return multi
 
 
-def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
-    """Concatenation along ``d``."""
+def cat(low: Lowering, parts: Sequence[Tensor], d: int, join: bool = True) -> Tensor:
+    """Concatenation along ``d``.
+
+    Args:
+        join: whether results of one operator become that operator on joined operands; not for the algebra, which asks
+            for this very concatenation because the other form was no use.
+    """
     if any(
         p.dtype != q.dtype and not (is_floating(p.dtype) and is_floating(q.dtype)) for p in parts for q in parts[:1]
     ):
@@ -463,10 +519,10 @@ def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
     parts = [p for p in parts if not isinstance(p, Void)]  # a piece without elements adds nothing
     if len(parts) == 1:
         return parts[0]
-    regathered = cat_of_selects(low, parts, d)
+    regathered = cat_of_pieces(low, parts, d)
     if regathered is not None:
         return regathered
-    whole_op = joined(low, parts, d)
+    whole_op = joined(low, parts, d) if join else None
     if whole_op is not None:
         return whole_op
     sizes = [p.shape[d] for p in parts]
@@ -477,10 +533,10 @@ def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
         n = sizes[0]
         iters[d] = Iter(n, "p", (Tie(1, d, 1, n),), tuple((j, whole(n, d)) for j in range(len(parts))))
         iters.append(Iter(len(parts), "pos", (Tie(1, d, n, len(parts)),)))
-        return low.op("cat", "cat", parts, iters, shape, parts[0].dtype)
+        return low.remember(low.op("cat", "cat", parts, iters, shape, parts[0].dtype), "cat", parts, d)
     iters[d] = Iter(total, "pos", whole(total, d))
     iters += [Iter(n, "o", (), ((j, whole(n, d)),)) for j, n in enumerate(sizes)]
-    return low.op(f"cat#{sizes}", "cat", parts, iters, shape, parts[0].dtype)
+    return low.remember(low.op(f"cat#{sizes}", "cat", parts, iters, shape, parts[0].dtype), "cat", parts, d)
 
 
 @lowers("aten.cat", "aten.concat", "aten.concatenate")
@@ -528,17 +584,6 @@ def getitem(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     if not isinstance(args[1], int):
         raise Unsupported("its index is not an integer")
     return args[0][args[1]]
-
-
-@lowers("aten.tril", "aten.triu", "aten.tril_", "aten.triu_")
-def triangle(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-    x, name = args[0], node.op.split(".")[1].rstrip("_")
-    diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
-    if not isinstance(diagonal, int):
-        raise Unsupported("its diagonal differs between ranks")
-    rank = len(x.shape)
-    iters = [axis(n, "o" if d >= rank - 2 else "p", d, a0=d) for d, n in enumerate(x.shape)]
-    return low.op(f"{name}#{diagonal}", "copy", [x], iters, x.shape, x.dtype)
 
 
 @lowers("aten.flip", "aten.roll")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode, RankVector
-from emerge.facts.lower import Iter, Lowering, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
+from emerge.facts.lower import Iter, Lowering, Made, Tensor, Unsupported, axis, lowers, result_dtype, scalar_constant
+from emerge.facts.ops.masks import compare_two_valued, select, two_valued
+from emerge.facts.ops.positions import compared, negated, range_along, shifted
+from emerge.facts.routing import note_cast, note_clamp, note_quotient
 from emerge.graph.model import is_floating, is_integer
 
 #: ATen name -> kind of body, for functions of one operand without attributes.
@@ -36,15 +40,12 @@ UNARY = {
     "round": "round",
     "trunc": "trunc",
     "sign": "sign",
-    "logical_not": "not",
     "isnan": "isnan",
     "isinf": "isinf",
     "softplus": "softplus",
-    "hardtanh": "hardtanh",
     "hardswish": "hardswish",
     "square": "square",
     "log_sigmoid": "log_sigmoid",
-    "relu6": "relu6",
     "atan": "atan",
     "sinh": "sinh",
     "cosh": "cosh",
@@ -80,6 +81,8 @@ def attributes(node: FamilyNode, args: list[Any], kwargs: dict[str, Any], skip: 
 def unary(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     kind = UNARY[node.op.split(".")[1].rstrip("_")]
     attrs = attributes(node, args, kwargs)
+    if kind == "not" and args[0].dtype == "bool":
+        return negated(low, args[0])
     return low.pointwise(f"{kind}#{attrs}" if attrs else kind, kind, [args[0]], result_dtype(node, args[0].dtype))
 
 
@@ -100,11 +103,48 @@ def gelu(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
 
 
 @lowers(
-    "aten.leaky_relu", "aten.elu", "aten.clamp", "aten.clamp_", "aten.clamp_min", "aten.clamp_max", "aten.nan_to_num"
+    "aten.leaky_relu", "aten.elu", "aten.nan_to_num"
 )
 def unary_with_attributes(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     name = node.op.split(".")[1].rstrip("_")
-    return low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], result_dtype(node, args[0].dtype))
+    dtype = result_dtype(node, args[0].dtype)
+    result = low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], dtype)
+    if name == "clamp" and not any(isinstance(v, (Tensor, RankVector)) for v in [*args[1:], *kwargs.values()]):
+        bounds = [kwargs.get("min", [*args, None][1]), kwargs.get("max", [*args, None, None][2])]
+        note_clamp(low, result, args[0], bounds)
+    return result
+
+
+@lowers(
+    "aten.clamp", "aten.clamp_", "aten.clamp_min", "aten.clamp_min_", "aten.clamp_max", "aten.clamp_max_", "aten.relu6",
+    "aten.relu6_", "aten.hardtanh", "aten.hardtanh_",
+)  # fmt: skip
+def clamp(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """All spellings of keeping a value between two constants, either of which may be missing."""
+    name = node.op.split(".")[1].rstrip("_")
+
+    def given(k: int, key: str, default: Any = None) -> Any:
+        return kwargs.get(key, args[k] if len(args) > k else default)
+
+    low_bound: Any = None
+    high_bound: Any = None
+    if name == "relu6":
+        low_bound, high_bound = 0, 6
+    elif name == "hardtanh":
+        low_bound, high_bound = given(1, "min_val", -1), given(2, "max_val", 1)
+    elif name == "clamp":
+        low_bound, high_bound = given(1, "min"), given(2, "max")
+    elif name == "clamp_min":
+        low_bound = given(1, "min")
+    else:
+        high_bound = given(1, "max")
+    texts = []
+    for bound in (low_bound, high_bound):
+        c = scalar_constant(bound)
+        if bound is not None and c is None:
+            raise Unsupported("a bound is a tensor or differs between ranks")
+        texts.append("none" if c is None else constant_text(c))
+    return low.pointwise(f"clamp#{'#'.join(texts)}", "clamp", [args[0]], result_dtype(node, args[0].dtype))
 
 
 def rank_vector_fraction(value: Any) -> list[Fraction] | None:
@@ -119,7 +159,12 @@ def add_constant(low: Lowering, x: Tensor, c: Fraction | float, dtype: str) -> T
         raise Unsupported("adds a truth value")
     if c == 0:
         return x
+    written = c
+    if isinstance(c, Fraction) and is_floating(dtype):
+        c = low.literal(c, dtype)
     result = low.pointwise(f"addc#{constant_text(c)}", "addc", [x], dtype)
+    if isinstance(written, Fraction) and isinstance(c, Fraction):
+        low.note_literal(result, written, c)
     note_index(low, result, "shift", x, c)
     return result
 
@@ -131,6 +176,13 @@ def note_index(low: Lowering, result: Tensor, how: str, x: Tensor, value: Any) -
     per_rank = (
         low.integers(int(value)) if isinstance(value, Fraction) and value.denominator == 1 else low.integers(value)
     )
+    if per_rank is not None and how in ("lt", "ge") and len(set(per_rank)) > 1:
+        limit = low.limit_of(x)
+        if limit is not None:
+            # what lies behind the range of the index is never reached: such bounds may as well continue the others
+            per_rank = low.mesh.affine_below(per_rank, limit) or per_rank
+    if per_rank is not None and how == "times" and low.rank_int(per_rank) is None:
+        low.base.add("index_factor", low.op_of[result.id])
     record = low.rank_int(per_rank) if per_rank is not None else None
     if record is not None:
         low.base.add("index_scalar", low.op_of[result.id], how, record)
@@ -183,9 +235,8 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
     if dtype == "bool":
         if sign < 0 or factor != 1:
             raise Unsupported("arithmetic on truth values")
-        return low.pointwise(
-            "or", "or", [x, y], dtype, commutative=True
-        )  # the sum of truth values is their disjunction
+        # the sum of truth values is their disjunction
+        return low.pointwise("or", "or", [x, y], dtype, commutative=True)
     if factor != 1 and is_floating(dtype):
         y = low.scaled(y, factor)
     elif factor != 1:
@@ -194,22 +245,56 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
         y = product
     if sign < 0:
         return low.pointwise("sub", "sub", [x, y], dtype)
-    return low.pointwise("add", "add", [x, y], dtype, commutative=True)
+    result = low.pointwise("add", "add", [x, y], dtype, commutative=True)
+    if low.side == 1 and is_floating(dtype):
+        regroup(low, result, x, y)
+        regroup(low, result, y, x)
+    return result
+
+
+def regroup(low: Lowering, result: Tensor, x: Tensor, inner: Tensor) -> None:
+    """Notes the other groupings of ``x + inner`` where ``inner`` is a rearranged sum that nothing else reads.
+
+    The other side may add in another order, e.g. a residual before the bias. Whether a form may be used is a law
+    (``form-regrouped``); here only the candidates are written.
+    """
+    chain: list[tuple[Tensor, Made]] = []
+    seen, made = inner, low.made_by.get(inner.id)
+    while made is not None and made.kind == "layout":
+        chain.append((seen, made))
+        seen, made = made.args[0], low.made_by.get(made.args[0].id)
+    if made is None or made.body != "add" or inner.shape != result.shape:
+        return
+    names = [n for t in (seen, *(t for t, _ in chain)) for n in low.nodes_of.get(t.id, ())]
+    if any(low.readers[n] > 1 for n in names):
+        return
+
+    def rearranged(term: Tensor) -> Tensor:
+        term = low.broadcast_to(term, seen.shape)
+        for tensor, how in reversed(chain):
+            term = low.layout(term, tensor.shape, how.ties, how.broadcast)
+        return term
+
+    terms = [rearranged(a) for a in made.args]
+    iters = [axis(n, "p", d, a0=d, a1=d) for d, n in enumerate(result.shape)]
+    for first, last in (terms, terms[::-1]):
+        part = low.pointwise("add", "add", [x, first], result.dtype, commutative=True)
+        if part.shape != result.shape:
+            continue
+        for args in ([part, last], [last, part]):
+            form = low.form("add", "add", args, iters, result)
+            if form is not None:
+                low.base.add("regrouped", form, low.op_of[result.id])
 
 
 def _shifted_range(low: Lowering, x: Any, y: Any, factor: Fraction, dtype: str) -> Tensor | None:
     """``arange(n) + c`` is a range that starts at ``c``; ``c`` may depend on the rank."""
-    made = low.made_by.get(x.id) if isinstance(x, Tensor) else None
-    if made is None or made.kind != "iota" or factor != 1 or not is_integer(dtype) or isinstance(y, Tensor):
+    if not isinstance(x, Tensor) or isinstance(y, Tensor) or factor != 1 or not is_integer(dtype) or x.dtype != dtype:
         return None
-    known = low.range_of.get(x.id)
     shift = low.integers(y)
-    if known is None or shift is None:
+    if shift is None or range_along(low, x) is None:
         return None
-    from emerge.facts.ops.index import positions
-
-    starts, step = known
-    return positions(low, x.shape[0], [a + b for a, b in zip(starts, shift)], step, dtype)
+    return shifted(low, x, shift)
 
 
 @lowers("aten.mul", "aten.mul_", "operator.mul")
@@ -252,7 +337,10 @@ def div(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
     c = scalar_constant(y)
     if mode is not None:
         if c is not None:
-            return low.pointwise(f"div_{mode}#{constant_text(c)}", "div_mode", [x], dtype)
+            result = low.pointwise(f"div_{mode}#{constant_text(c)}", "div_mode", [x], dtype)
+            if mode == "floor":
+                _note_division(low, result, "div", x, c)
+            return result
         return low.pointwise(f"div_{mode}", "div_mode", [x, y], dtype)
     values = rank_vector_fraction(y)
     if values is not None and all(values):
@@ -315,6 +403,11 @@ def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     x, y = args[0], args[1]
     if not isinstance(x, Tensor) or (scalar_constant(x) is not None and isinstance(y, Tensor)):
         x, y, name = y, x, SWAPPED[name]
+    c = _constant_of(y)
+    if c is not None and isinstance(x, Tensor):
+        known = compare_two_valued(low, name, x, c)
+        if known is not None:
+            return low.broadcast_to(known, node.shape)
     c = scalar_constant(y)
     if c is not None or isinstance(y, RankVector):
         text = constant_text(c) if c is not None else str(y.values)
@@ -323,6 +416,8 @@ def compare(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
         result = low.pointwise(f"{name}c#{text}{suffix}", f"{name}c{suffix}", [x], "bool")
         note_index(low, result, name, x, c if c is not None else y)
         return result
+    if name not in ("eq", "ne") and isinstance(y, Tensor):
+        return compared(low, name, x, y)
     return low.pointwise(name, name, [x, y], "bool", commutative=name in ("eq", "ne"))
 
 
@@ -330,14 +425,16 @@ for _name in COMPARE:
     lowers(f"aten.{_name}", f"operator.{_name}")(compare)
 
 
+@lowers("aten.logical_not", "aten.logical_not_")
+def logical_not(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    x = args[0]
+    return negated(low, x) if x.dtype == "bool" else low.pointwise("not", "not", [x], "bool")
+
+
 @lowers("aten.bitwise_not")
 def bitwise_not(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x = args[0]
-    return (
-        low.pointwise("not", "not", [x], "bool")
-        if x.dtype == "bool"
-        else low.pointwise("bitnot", "bitnot", [x], x.dtype)
-    )
+    return negated(low, x) if x.dtype == "bool" else low.pointwise("bitnot", "bitnot", [x], x.dtype)
 
 
 def logic(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -372,10 +469,29 @@ def other_binary(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[
     x, y = args[0], args[1]
     c = scalar_constant(y)
     if isinstance(x, Tensor) and c is not None:
-        return low.pointwise(f"{name}c#{constant_text(c)}", f"{name}c", [x], result_dtype(node, x.dtype))
+        result = low.pointwise(f"{name}c#{constant_text(c)}", f"{name}c", [x], result_dtype(node, x.dtype))
+        if name in ("remainder", "floor_divide"):
+            _note_division(low, result, "mod" if name == "remainder" else "div", x, c)
+        return result
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         raise Unsupported("an operand is a constant")
     return low.pointwise(name, name, [x, y], result_dtype(node, x.dtype), commutative=name in ("maximum", "minimum"))
+
+
+def _note_division(low: Lowering, result: Tensor, how: str, x: Tensor, divisor: Fraction | float) -> None:
+    """Quotients (rounded down) and remainders of integers by a constant."""
+    if x.dtype != "int64" or result.dtype != "int64" or not isinstance(divisor, Fraction) or divisor.denominator != 1:
+        return
+    note_index(low, result, how, x, divisor)
+    if how == "div":
+        note_quotient(low, result, x, int(divisor))
+
+
+def choice(low: Lowering, mask: Tensor, held: bool, free: bool, shape: Sequence[int]) -> Tensor:
+    """The truth value ``held`` where the mask holds and ``free`` elsewhere: the mask, its negation, or a constant."""
+    if held == free:
+        return low.constant(held, shape, "bool")
+    return low.broadcast_to(mask if held else negated(low, mask), shape)
 
 
 def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype: str) -> Tensor:
@@ -395,6 +511,8 @@ def fill(low: Lowering, x: Tensor, mask: Tensor, value: Fraction | float, dtype:
             source, order = permuted
             back = [order.index(d) for d in range(len(order))]
             return permute(low, fill(low, source, permute(low, mask, back), value, dtype), order)
+    if dtype == "bool" and x.constant is not None:
+        return choice(low, mask, bool(value), bool(x.constant), x.shape)
     result = low.pointwise(f"fill#{constant_text(value)}", "fill0" if value == 0 else "fill", [x, mask], dtype)
     note_index(low, result, "fill", x, value)
     found = low.lookup_of.get(x.id)
@@ -453,12 +571,12 @@ def where(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
     dtype = result_dtype(node, "float32")
     ca = _constant_of(a)
     cb = _constant_of(b)
+    if ca is not None and cb is not None:
+        return select(low, cond, ca, cb, node.shape, dtype)
     if ca is not None and isinstance(b, Tensor):
         return low.broadcast_to(fill(low, b, cond, ca, dtype), node.shape)
     if cb is not None and isinstance(a, Tensor):
-        return low.broadcast_to(fill(low, a, low.pointwise("not", "not", [cond], "bool"), cb, dtype), node.shape)
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        raise Unsupported("both branches are constants")
+        return low.broadcast_to(fill(low, a, negated(low, cond), cb, dtype), node.shape)
     return low.pointwise("where", "where", [cond, a, b], dtype)
 
 
@@ -488,8 +606,13 @@ def addcmul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
 
 
 def converted(low: Lowering, x: Tensor, dtype: str) -> Tensor:
-    """Integers or truth values as floating numbers: the same numbers, whatever the floating type."""
-    return low.pointwise("cast#float", "convert", [x], dtype)
+    """Integers or truth values as floating numbers.
+
+    Truth values are exact in every floating type and have one body; a narrow type may round integers (positions in
+    bfloat16), so these keep the type.
+    """
+    body = "cast#float" if x.dtype == "bool" else f"cast#{dtype}"
+    return low.retyped(low.pointwise(body, "convert", [x], dtype), dtype)
 
 
 @lowers(
@@ -505,10 +628,14 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         return low.constant(x.constant, x.shape, target)
     if is_floating(target):
         return converted(low, x, target)
+    known = two_valued(low, x) if target == "bool" else None
+    if known is not None:
+        return choice(low, known[0], bool(known[1]), bool(known[2]), x.shape)
     exact = x.dtype in ("int64", "bool") and target == "int64"
     result = low.pointwise(f"cast#{target}", "cast" if exact else "convert", [x], target)
     if exact:
         low.base.add("index_scalar", low.op_of[result.id], "times", (1, 0, 0))
+    note_cast(low, result, x)
     return result
 
 

@@ -12,6 +12,8 @@ from emerge.facts.families import FamilyNode
 from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Unsupported, axis, lowers, result_dtype, whole
 from emerge.facts.ops.contraction import squeeze_keep
 from emerge.facts.ops.layout import view
+from emerge.facts.ops.masks import softmax_operand
+from emerge.facts.routing import note_histogram, note_reduced, note_sort, note_sum
 from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_floating
 
@@ -24,6 +26,7 @@ def reduce(
     iters = [axis(x.shape[d], "p", k, a0=d) for k, d in enumerate(kept)]
     iters += [Iter(x.shape[d], role, (), ((0, whole(x.shape[d], d)),)) for d in dims]
     result = low.op(body, kind, [x], iters, [x.shape[d] for d in kept], dtype)
+    low.remember(result, "fold", [x], tuple(dims), role, body, kind)
     return view(low, result, squeeze_keep(x.shape, dims)) if keepdim else result
 
 
@@ -42,6 +45,7 @@ def _dims_keepdim(node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> 
 @lowers("aten.sum")
 def sum_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     dims, keepdim = _dims_keepdim(node, args, kwargs)
+    note_reduced(low, args[0])
     return reduce(
         low, args[0], reduced_dims(args[0], dims), keepdim, "sum", "sum", "sum", result_dtype(node, args[0].dtype)
     )
@@ -138,7 +142,7 @@ def variance(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str,
 def along(low: Lowering, x: Tensor, d: int, role: str, body: str, kind: str, dtype: str) -> Tensor:
     """An operator that reads dimension ``d`` as a whole and keeps the shape."""
     iters = [axis(n, role if k == d else "p", k, a0=k) for k, n in enumerate(x.shape)]
-    return low.op(body, kind, [x], iters, x.shape, dtype)
+    return low.remember(low.op(body, kind, [x], iters, x.shape, dtype), "along", [x], d, role, body, kind)
 
 
 @lowers("aten._softmax", "aten.softmax", "aten._log_softmax", "aten.log_softmax", "aten._safe_softmax")
@@ -146,6 +150,7 @@ def softmax(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     x = args[0]
     d = normalize_dim(kwargs.get("dim", args[1]), len(x.shape))
     name = node.op.split(".")[1].removeprefix("_")
+    x = softmax_operand(low, x)
     return along(low, x, d, "w", name, name, result_dtype(node, x.dtype))
 
 
@@ -153,7 +158,21 @@ def softmax(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
 def cumulative(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x, name = args[0], node.op.split(".")[1]
     d = normalize_dim(kwargs.get("dim", args[1]), len(x.shape))
-    return along(low, x, d, "o", name, name, result_dtype(node, x.dtype))
+    result = along(low, x, d, "o", name, name, result_dtype(node, x.dtype))
+    if name == "cumsum":
+        note_sum(low, result, x)
+    return result
+
+
+@lowers("aten.histc")
+def histc(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """``(x, bins=100, min=0, max=0)``: a function of its own; what it counts is noted where every bin is one integer."""
+    from emerge.facts.ops.uninterpreted import uninterpreted
+
+    result = uninterpreted(low, node, args, kwargs)
+    bins, least, most = (_optional(args, kwargs, k, n) for k, n in ((1, "bins"), (2, "min"), (3, "max")))
+    note_histogram(low, result, args[0], 100 if bins is None else bins, least or 0, most or 0)
+    return result
 
 
 def norm(
@@ -244,9 +263,16 @@ def topk(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         iters.append(Iter(x.shape[d], "o", (), ((0, whole(x.shape[d], d)),)))
         shape = [size if j == d else n for j, n in enumerate(x.shape)]
         result = low.op(f"{name}#{i}#{attrs}", name, [x], iters, shape, "int64" if i else x.dtype)
+        if i == 1:
+            low.base.add("index_bound", result.id, x.shape[d])
         if i == 1 and x.shape == (size,):
             low.permutations.add(result.id)  # the order of a whole sorted vector: every position once
         return result
+
+    if name == "sort" and len(x.shape) == 1:
+        descending = kwargs.get("descending", rest[-1] if len(rest) > 1 else False)
+        values, order = output(0), output(1)
+        note_sort(low, values, order, x, bool(descending))
 
     return Multi(output)
 

@@ -128,6 +128,54 @@ def _vllm_rms_norm(call: Call) -> Result:
     return Spec(None, operand.shape)
 
 
+def _captured_attention(call: Call) -> Result:
+    """emerge_vllm.attention: query [T,h,d], key [T,g,d], value [T,g,e] -> [T,h,e], h a multiple of g."""
+    query, key, value = (call.tensor(i, n) for i, n in enumerate(("query", "key", "value")))
+    for name, operand in (("query", query), ("key", key), ("value", value)):
+        if len(operand.shape) != 3:
+            raise GraphError(f"the {name} has shape {show(operand.shape)}, expected [tokens, heads, size]")
+    require_same_size("the number of key tokens", key.shape[0], query.shape[0])
+    require_same_size("the head size of the key", key.shape[2], query.shape[2])
+    require_same_shape("the value without its head size", value.shape[:2], key.shape[:2])
+    heads, shared = query.shape[1], key.shape[1]
+    if isinstance(heads, int) and isinstance(shared, int) and (shared == 0 or heads % shared):
+        raise GraphError(f"{heads} query heads are no multiple of {shared} key heads")
+    starts = call.integers(3, "query_start_loc") or []
+    tokens = query.shape[0]
+    if (
+        sorted(set(starts)) != starts
+        or not starts
+        or starts[0] != 0
+        or (isinstance(tokens, int) and starts[-1] != tokens)
+    ):
+        raise GraphError(f"the sequences start at {starts}, which does not divide {tokens} tokens")
+    for index, name in ((8, "alibi_slopes"), (9, "sinks")):
+        per_head = call.optional_tensor(index, name)
+        if per_head is not None:
+            require_same_shape(f"{name}, one per head,", per_head.shape, query.shape[1:2])
+    return Spec(query.dtype, (*query.shape[:2], value.shape[2]))
+
+
+def _captured_experts(call: Call) -> Result:
+    """emerge_vllm.experts: tokens [T,m], w13 [E,2i,m], w2 [E,m,i], biases, weights and ids [T,k] -> [T,m]."""
+    tokens, w13, w2 = (call.tensor(i, n) for i, n in enumerate(("hidden_states", "w13", "w2")))
+    for name, operand, rank in (("tokens", tokens, 2), ("w13", w13, 3), ("w2", w2, 3)):
+        if len(operand.shape) != rank:
+            raise GraphError(f"the {name} have shape {show(operand.shape)}, expected rank {rank}")
+    require_same_size("the number of experts in w2", w2.shape[0], w13.shape[0])
+    require_same_size("the input size of w13", w13.shape[2], tokens.shape[1])
+    if isinstance(w2.shape[2], int):
+        require_same_size("the output size of w13", w13.shape[1], 2 * w2.shape[2])
+    for index, name, weight in ((3, "w13_bias", w13), (4, "w2_bias", w2)):
+        bias = call.optional_tensor(index, name)
+        if bias is not None:
+            require_same_shape(f"the {name}", bias.shape, weight.shape[:2])
+    weights, ids = call.tensor(5, "topk_weights"), call.tensor(6, "topk_ids")
+    require_same_shape("the chosen experts", ids.shape, weights.shape)
+    require_same_size("the tokens of the chosen experts", ids.shape[0], tokens.shape[0])
+    return Spec(tokens.dtype, (tokens.shape[0], w2.shape[1]))
+
+
 def _sinkhorn(call: Call) -> Result:
     operand: TensorType = call.tensor(0, "cost")
     if len(operand.shape) != 2:
@@ -140,6 +188,8 @@ RULES: Rules = {
     "apex.fused_layer_norm_affine_bwd": _apex_norm_backward,
     "megatron.sinkhorn": _sinkhorn,
     "auto_functionalized": _auto_functionalized,
+    "emerge_vllm.attention": _captured_attention,
+    "emerge_vllm.experts": _captured_experts,
     "vllm_ir.rms_norm": _vllm_rms_norm,
     "vllm_ir.fused_add_rms_norm": _vllm_fused_add_rms_norm,
 }

@@ -1,7 +1,7 @@
-"""Writes the graph files of ``configs/quickstart.yaml``: a one-layer Llama, alone and under Transformers' own TP=2.
+"""Writes the graph files of ``configs/graph-files.yaml``: a one-layer Llama, alone and under Transformers' own TP=2.
 
 The third side is the second one with a fault: the all-reduce after the attention's output projection is gone.
-Run from the root of a source tree: ``python docs/examples/make_quickstart.py``.
+Run from the root of a source tree: ``python docs/examples/make_graph_files.py``.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def main() -> None:
     reduces = [n.name for n in ranks[0].nodes if n.op.startswith("_c10d_functional.all_reduce")]
     attention = next(n for n in reduces if "self_attn" in (next(m for m in ranks[0].nodes if m.name == n).module or ""))
     for name, graphs in (("right", ranks), ("wrong", [without(g, attention) for g in ranks])):
-        folder = Path("configs/quickstart") / name
+        folder = Path("configs/graph-files") / name
         folder.mkdir(parents=True, exist_ok=True)
         write_graph(reference, folder / "seq.json")
         for g in graphs:
             write_graph(g, folder / f"rank{g.rank}.json")
         relations = Relations(
-            f"quickstart-{name}", len(graphs), found.inputs, "refines" if name == "right" else "bug",
+            f"graph-files-{name}", len(graphs), found.inputs, "refines" if name == "right" else "bug",
             expected_outputs=found.outputs, claimed_outputs=[e.seq for e in found.outputs],
         )  # fmt: skip
         write_relations(relations, folder / "relations.json")
