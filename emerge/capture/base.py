@@ -105,8 +105,8 @@ class Place:
     """Where an operator call comes from.
 
     Attributes:
-        source: ``file:line`` of the innermost frame of the model, beneath the libraries that wrap its layers.
-        code: the text of that line.
+        source: ``file:line`` of the innermost frame of the model, beneath the libraries that wrap its layers;
+            ``code``: the text of that line.
         module: path of the innermost ``nn.Module`` that runs.
         stack: index into the table of stacks, None where there is no user frame.
         phase: ``forward`` or ``backward``; None in graphs without gradients.

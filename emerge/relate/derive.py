@@ -256,6 +256,11 @@ def derive(
     while True:
         started = time.perf_counter()
         base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat, algebra, meanings)
+        if algebra is None and use_algebra and bool(ref.defined) != bool(imp.defined):
+            # kernels with a meaning of their own on one side only: the other side spells them out, in its own way
+            algebra = rule_files(tuple(rules))
+            seconds["lower"] += time.perf_counter() - started
+            continue
         lowered = time.perf_counter()
         facts: dict[str, list[tuple[Any, ...]]] = {k: v for k, v in base.facts.items() if k in program.relations}
         result = run(program, facts, results, engine=engine, log=log, timeout=timeout)

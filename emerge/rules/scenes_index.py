@@ -43,7 +43,10 @@ def masked_index(b: Build, w: Writer, ids: Ref, low: Any, high: Any, style: str,
     # vllm: base and added vocabulary, the added one empty
     inside = w.op("bitwise_and.Tensor", w.op("ge.Scalar", ids, low), w.op("lt.Scalar", ids, high))
     added = w.op("bitwise_and.Tensor", w.op("ge.Scalar", ids, total), w.op("lt.Scalar", ids, total))
-    offset = w.op("add.Tensor", w.op("mul.Tensor", inside, low), w.op("mul.Tensor", added, 0))
+    factor = 0
+    if isinstance(low, PerRank) and b.rng.random() < 0.5:  # any numbers: nothing is ever added
+        factor = PerRank(tuple(b.rng.choice([0, 3, 4, 7, 11]) for _ in low.values))
+    offset = w.op("add.Tensor", w.op("mul.Tensor", inside, low), w.op("mul.Tensor", added, factor))
     valid = w.op("bitwise_or.Tensor", inside, added)
     index = w.op("mul.Tensor", valid, w.op("sub.Tensor", ids, offset))
     return index, w.op("bitwise_not", valid)
@@ -86,6 +89,36 @@ def vocabulary(b: Build) -> None:
     b.keep(Val(ref, out, names, (None,) * len(names), (axis,), "sum"))
     if not b.fault("all-reduce missing"):
         b.keep(Val(ref, b.imp.all_reduce(out, axis), names, (None,) * len(names)))
+
+
+@scene("vocabulary with padding")
+def padded(b: Build) -> None:
+    """An embedding in the leading rows of a table against one in the whole table, or in its shards."""
+    axis = b.axis()
+    k = b.mesh[axis]
+    b.dim("b"), b.dim("v", [axis]), b.dim("h")
+    total = b.sizes["v"]
+    real = b.rng.randint(max(1, total - total // k), total - 1)
+    ids = b.input(["b"], dtype="int64", high=real, keep=False)
+    sharded = b.rng.random() < 0.6
+    table = b.input(["v", "h"], [axis if sharded else None, None], keep=False)
+    known = b.reference.op("slice.Tensor", table.ref, 0, 0, real)
+    ref = b.reference.op("embedding", known, ids.ref)
+    if not sharded:
+        index = ids.imp
+        if b.fault("rows counted from behind the padding"):
+            index = b.imp.op("add.Tensor", ids.imp, total - real)
+        b.keep(Val(ref, b.imp.op("embedding", table.imp, index), ("b", "h"), (None, None)))
+        return
+    low, high = bounds(b, axis, total // k)
+    if b.rng.random() < 0.5:  # bounds that stop where the rows do: no index lies behind them
+        high = PerRank(tuple(min(v, real) if v > 0 else v for v in high.values))
+    index, outside = masked_index(b, b.imp, ids.imp, low, high, b.pick(("megatron", "where", "vllm")), real)
+    out = b.imp.op("embedding", table.imp, index)
+    if not b.fault("rows outside the block are not zeroed"):
+        out = b.imp.op("masked_fill.Scalar", out, b.imp.op("unsqueeze", outside, -1), 0.0)
+    b.keep(Val(ref, out, ("b", "h"), (None, None), (axis,), "sum"))
+    b.keep(Val(ref, b.imp.all_reduce(out, axis), ("b", "h"), (None, None)))
 
 
 @scene("vocabulary cross entropy")

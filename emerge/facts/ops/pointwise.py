@@ -102,17 +102,11 @@ def gelu(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
     return low.pointwise(f"gelu#{how}", "gelu", [args[0]], args[0].dtype)
 
 
-@lowers(
-    "aten.leaky_relu", "aten.elu", "aten.nan_to_num"
-)
+@lowers("aten.leaky_relu", "aten.elu", "aten.nan_to_num")
 def unary_with_attributes(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     name = node.op.split(".")[1].rstrip("_")
     dtype = result_dtype(node, args[0].dtype)
-    result = low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], dtype)
-    if name == "clamp" and not any(isinstance(v, (Tensor, RankVector)) for v in [*args[1:], *kwargs.values()]):
-        bounds = [kwargs.get("min", [*args, None][1]), kwargs.get("max", [*args, None, None][2])]
-        note_clamp(low, result, args[0], bounds)
-    return result
+    return low.pointwise(f"{name}#{attributes(node, args, kwargs)}", name, [args[0]], dtype)
 
 
 @lowers(
@@ -144,7 +138,9 @@ def clamp(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
         if bound is not None and c is None:
             raise Unsupported("a bound is a tensor or differs between ranks")
         texts.append("none" if c is None else constant_text(c))
-    return low.pointwise(f"clamp#{'#'.join(texts)}", "clamp", [args[0]], result_dtype(node, args[0].dtype))
+    result = low.pointwise(f"clamp#{'#'.join(texts)}", "clamp", [args[0]], result_dtype(node, args[0].dtype))
+    note_clamp(low, result, args[0], [low_bound, high_bound])
+    return result
 
 
 def rank_vector_fraction(value: Any) -> list[Fraction] | None:
