@@ -19,9 +19,10 @@ from emerge.facts.lower import Lowering, Tensor, Unsupported
 from emerge.facts.ops.contraction import einsum
 from emerge.facts.ops.index import lookup
 from emerge.facts.ops.layout import cat, slice_plain, view
+from emerge.facts.ops.pointwise import converted
 from emerge.facts.ops.positions import positions
 from emerge.facts.ops.reduction import along, reduce
-from emerge.graph.model import is_floating
+from emerge.graph.model import DTYPES, is_floating
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or"}
 #: Kind of a body, where it is not the body's name.
@@ -136,7 +137,8 @@ class _Builder:
                 operands = operands[::-1]  # one of the two orders is enough: the lowering writes the other as a form
             kind = self.kinds.get(body, KINDS.get(body.split("#")[0], body.split("#")[0]))
             if kind == "convert":
-                return low.pointwise(body, kind, operands, body.split("#")[1])
+                dtype = body.split("#")[1]  # truth values have one body for all floating types
+                return low.pointwise(body, kind, operands, dtype if dtype in DTYPES else "float32")
             floating = [t.dtype for t in operands if is_floating(t.dtype)]
             dtype = "bool" if kind in TRUTH or not floating else floating[0]
             return low.pointwise(body, kind, operands, dtype, commutative=commutes)
@@ -156,7 +158,7 @@ class _Builder:
             x, d, start, stop = a
             return slice_plain(low, x, d, start, stop, 1) if 0 <= start < stop <= x.shape[d] else None
         if op == "Cat":
-            return cat(low, self.parts(node), a[2])
+            return cat(low, self.parts(node), a[2], join=False)
         if op == "Fold":
             body, role, x, reduced, _ = a
             return reduce(low, x, reduced, False, role, body, self.kinds.get(body, body.split("#")[0]), x.dtype)
@@ -164,7 +166,8 @@ class _Builder:
             return einsum(low, a[0], a[1], a[2], a[1].dtype)
         if op == "Range":
             kind, start, step, n = a
-            return positions(low, n, [start] * low.mesh.ranks, step, "float32" if kind == "float" else "int64")
+            found = positions(low, n, [start] * low.mesh.ranks, step, "int64")
+            return converted(low, found, "float32") if kind == "float" else found
         if op == "Lookup":
             return lookup(low, a[0], a[1], a[2])
         if op == "Along":

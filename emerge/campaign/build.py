@@ -80,7 +80,8 @@ def prepare(spec: PairSpec) -> Prepared:
     for graph in (reference, *ranks):
         check_graph(graph)
     read = time.perf_counter()
-    builder = _Builder(spec, zip_families([reference]), zip_families(ranks), _mesh(spec, ranks))
+    mesh = _mesh(spec, ranks)
+    builder = _Builder(spec, zip_families([reference]), zip_families(ranks, mesh.axes), mesh)
     prepared = builder.run(relations)
     prepared.seconds = {"capture": read - started, "zip": time.perf_counter() - read}
     prepared.stats = {
@@ -229,6 +230,7 @@ class _Builder:
             given = self.written(spec.relations if isinstance(spec.relations, list) else [])
         claims = self.claims(relations)
         shapes = {n: t.shape for n, t in self.implementation.types.items()}
+        self.check_stages([*given, *claims])
         given = check_consistent(given, shapes, self.mesh)
         claims = check_consistent(claims, shapes, self.mesh, claims=True)
         self.check_constants(given)
@@ -250,6 +252,28 @@ class _Builder:
             },
             [*self.reference.graph.problems, *self.implementation.graph.problems],
         )
+
+    def check_stages(self, statements: Iterable[Statement]) -> None:
+        """What exists on one stage only cannot be split between stages.
+
+        Raises:
+            RelationError: a statement says so.
+        """
+        for s in statements:
+            split = self.split_between_stages(s)
+            if split is not None:
+                ranks = self.implementation.graph.value(s.implementation.name).ranks
+                raise RelationError(
+                    f"{s.implementation} exists on ranks {list(ranks)} only and cannot be split over {split!r}; "
+                    "correct the relation",
+                    s.place,
+                )
+
+    def split_between_stages(self, s: Statement) -> str | None:
+        """A mesh axis over which a statement splits what exists at one place along it only."""
+        fixed = self.mesh.fixed(self.implementation.graph.value(s.implementation.name).ranks) or {}
+        split = [self.mesh.names[-1 - p.mesh.dim] for p in s.axes if p.mesh is not None and p.mesh.dim in fixed]
+        return split[0] if split else None
 
     def check_constants(self, given: Iterable[Statement]) -> None:
         """Inputs that a relation makes equal must not be different constants.
@@ -340,7 +364,11 @@ class _Builder:
                 self.ambiguities.append(Ambiguity("outputs", pair.reference, pair.implementation, (), why))
                 continue
             family = self.implementation.graph.value(pair.implementation)
-            if len(family.ranks) != self.mesh.ranks:
+            others = [
+                o for o in self.implementation.graph.outputs if o.position == pair.position and o.name is not None
+            ]
+            whole = len(family.ranks) == self.mesh.ranks
+            if not whole and (len(others) > 1 or not self.implementation.graph.of_stage(family.ranks)):
                 why = f"its type or presence differs between ranks (found on {list(family.ranks)})"
                 self.ambiguities.append(Ambiguity("outputs", pair.reference, pair.implementation, (), why))
                 continue
@@ -361,6 +389,7 @@ class _Builder:
                 most=1,
                 origin="given",
                 place=self.spec.place,
+                ranks=family.ranks,
             )
             self.keep(found, out)
         return out
@@ -465,28 +494,18 @@ class _Builder:
             if inp.const is not None or inp.name in placed:
                 continue
             before = len(self.ambiguities)
-            partner = self.partner(inp, by_name)
-            if partner is None:
+            partners = self.partners(inp, by_name)
+            if not partners:
                 named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
                 why = "the capture has no label for it"
                 undecided[inp.name] = None if named else Ambiguity("relations", inp.name, "?", (), why)
                 undecided[inp.name] = self.ambiguities.pop() if len(self.ambiguities) > before else undecided[inp.name]
-                continue
-            label = inp.label or inp.name
-            s, d = self.reference.spec(inp.name), self.implementation.spec(partner.name)
-            if partner.placement is not None:
-                why = found.open.get(label, "its placement says nothing")
-                self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
-                continue
-            if len(partner.ranks) != self.mesh.ranks:
-                why = f"its type or presence differs between ranks (found on {list(partner.ranks)})"
-                self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
-                continue
-            reading = default_reading("relations", label, s, d, self.mesh, most=None, origin="name")
-            if isinstance(reading, Ambiguity):
-                undecided[inp.name] = reading
-            else:
-                out.append(reading)
+            for partner in partners:
+                reading = self.by_name(inp, partner, found)
+                if isinstance(reading, Statement):
+                    out.append(reading)
+                elif reading is not None:
+                    undecided[inp.name] = reading
         return out + self.by_values(undecided, {s.implementation.name for s in out})
 
     def by_values(self, undecided: dict[str, Ambiguity | None], related: set[str]) -> list[Statement]:
@@ -498,16 +517,20 @@ class _Builder:
             for i in self.reference.graph.graphs[0].inputs
             if i.name in undecided and i.values is not None
         }
-        implementation = {
-            f.name: [kept[rank][name] for rank, name in sorted(f.members.items())]
-            for f in self.implementation.inputs()
-            if f.name not in related and f.const is None and all(n in kept[r] for r, n in f.members.items())
-        }
+        implementation = {}
+        for f in self.implementation.inputs():
+            fixed = self.mesh.fixed(f.ranks)
+            if fixed is None or f.name in related or f.const is not None:
+                continue
+            if all(n in kept[r] for r, n in f.members.items()):  # other stages are taken to hold copies
+                homes = [self.mesh.home(r, fixed) for r in range(self.mesh.ranks)]
+                implementation[f.name] = [kept[r][f.members[r]] for r in homes]
         decided: list[Statement] = []
         if reference and implementation:
             from emerge.relate.by_values import value_statements
 
             decided, doubtful = value_statements(reference, implementation, self.mesh)
+            decided = [s for s in decided if self.split_between_stages(s) is None]
             labels = {
                 i.name: i.label or i.name for side in (self.reference, self.implementation) for i in side.inputs()
             }
@@ -528,34 +551,70 @@ class _Builder:
         return placement_relations(self.reference.graph.graphs[0], ranks, self.mesh.axes)
 
     def placed(self, found: CaptureRelations) -> list[Statement]:
-        """Statements from recorded placements; a parameter shared under two labels may be two tensors over there."""
-        ref, imp = by_label(self.reference.graph.graphs[0]), by_label(self.implementation.graph.graphs[0])
+        """Statements from recorded placements; a parameter shared under two labels may be two tensors over there, and a
+        label two tensors of different stages."""
+        graph = self.implementation.graph
+        ref, imp = by_label(self.reference.graph.graphs[0]), [by_label(g) for g in graph.graphs]
         out: dict[tuple[str, str], Statement] = {}
         for label, text in found.texts.items():
-            name = self.implementation.graph.family_of(0, imp[label].name)
-            key = (ref[label].name, name)
-            if key not in out:
+            families = dict.fromkeys(graph.family_of(r, t[label].name) for r, t in enumerate(imp) if label in t)
+            if len(families) > 1 and self.without_partner():
+                continue
+            for name in families:
+                key = (ref[label].name, name)
+                if key in out:
+                    continue
                 made = alignment_statement(
                     text, self.reference.spec(key[0]), self.implementation.spec(name),
                     self.mesh, origin="placement", place=f"capture: {label}",
                 )  # fmt: skip
-                out[key] = replace(made, text=canonical_text(text, self.mesh))
+                split = self.split_between_stages(made)
+                if split is None:
+                    out[key] = replace(made, text=canonical_text(text, self.mesh))
+                else:
+                    found.open[label] = f"its placement splits over {split!r}, and every stage along it has one of its own"
         return list(out.values())
 
-    def partner(self, inp: FamilyInput, by_name: dict[str, FamilyInput]) -> FamilyInput | None:
-        """The implementation input of the same label, or of the same telling name."""
+    def by_name(self, inp: FamilyInput, partner: FamilyInput, found: CaptureRelations) -> Statement | Ambiguity | None:
+        """The one contiguous block reading of two inputs of one name. Reasons that values cannot settle are noted."""
+        label = inp.label or inp.name
+        if partner.placement is not None:
+            why = found.open.get(label, "its placement says nothing")
+        elif self.mesh.fixed(partner.ranks) is None:
+            why = f"its type or presence differs between ranks (found on {list(partner.ranks)})"
+        else:
+            s, d = self.reference.spec(inp.name), self.implementation.spec(partner.name)
+            return default_reading(
+                "relations", label, s, d, self.mesh, most=None, origin="name", ranks=partner.ranks
+            )  # fmt: skip
+        self.ambiguities.append(Ambiguity("relations", label, partner.name, (), why))
+        return None
+
+    def partners(self, inp: FamilyInput, by_name: dict[str, FamilyInput]) -> list[FamilyInput]:
+        """The implementation inputs of the same label, or of the same telling name.
+
+        Stages of a pipeline may each have one: data that all of them read, or shared weights. Stages that count their
+        layers from zero again use one label for different weights; then some reference inputs have no partner, and
+        no repeated label is trusted.
+        """
         if inp.label:
             names = self.implementation.labels.get(inp.label, [])
-            if len(names) > 1:
+            found = [by_name[n] for n in names]
+            ranks = [r for f in found for r in f.ranks]
+            if len(found) > 1 and (len(ranks) > len(set(ranks)) or self.without_partner()):
                 why = f"the label names {len(names)} implementation inputs ({', '.join(names[:4])})"
                 self.ambiguities.append(Ambiguity("relations", inp.label, names[0], (), why))
-                return None
-            if names:
-                return by_name[names[0]]
+                return []
+            if found:
+                return found
         name = inp.label or inp.name
-        if _POSITIONAL.fullmatch(name):
-            return None
-        return by_name.get(name)
+        if _POSITIONAL.fullmatch(name) or name not in by_name:
+            return []
+        return [by_name[name]]
+
+    def without_partner(self) -> bool:
+        """Whether the reference has a label that the implementation does not have."""
+        return any(i.label and i.label not in self.implementation.labels for i in self.reference.inputs())
 
 
 def _line_of(statement: Statement, labels: dict[str, str]) -> str:

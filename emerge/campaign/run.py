@@ -206,13 +206,13 @@ def execution_refuter(
                 g.name
                 for side in (problem.reference, problem.implementation)
                 for g in side.graphs
-                for t in g.types().values()
-                if 0 in t.shape
+                for t in map(g.types().get, [*(i.name for i in g.inputs), *(o for o in g.outputs if o)])
+                if t is not None and 0 in t.shape
             ),
             None,
         )
         if empty is not None:
-            return NotRun(f"{empty} has a tensor without elements, which is not executed")
+            return NotRun(f"{empty} has an input or output without elements, which is not executed")
         from emerge.execute.ops.defined import register
         from emerge.kernels.registry import definitions
 

@@ -51,17 +51,16 @@ def placement_relations(
     known = by_label(reference)
     axes = dict(mesh or ranks[0].mesh) or ({"ranks": len(ranks)} if len(ranks) > 1 else {})
     per_rank = [by_label(g) for g in ranks]
-    for label, first in per_rank[0].items():
+    for label in dict.fromkeys(name for table in per_rank for name in table):
         ref = known.get(label)
-        items = [table[label] for table in per_rank if label in table]
+        items = {r: table[label] for r, table in enumerate(per_rank) if label in table}
+        first = items[min(items)]
         if ref is None:
             out.open[label] = "the reference has no input of this name"
-        elif len(items) != len(ranks):
-            out.open[label] = "not every rank has it"
-        elif any(i.placement != first.placement for i in items):
+        elif any(i.placement != first.placement for i in items.values()):
             out.open[label] = "the ranks recorded different placements"
         else:
-            leaves = [(i.name, i.shape) for i in items]
+            leaves = {r: (i.name, i.shape) for r, i in items.items()}
             _relate(out, out.inputs, label, ref.name, ref.shape, first.placement, leaves, axes)
     labels = reference.extra.get("output_labels") or []
     other = ranks[0].extra.get("output_labels") or []
@@ -73,9 +72,21 @@ def placement_relations(
             continue
         index = other.index(label)
         names = [g.outputs[index] for g in ranks]
-        placed = [(n, rank_types[r][n].shape) for r, n in enumerate(names) if n is not None]
+        placed = {r: (n, rank_types[r][n].shape) for r, n in enumerate(names) if n is not None}
         _relate(out, out.outputs, label, name, types[name].shape, placements[index], placed, axes)
     return out
+
+
+def _shared(ranks: list[int], mesh: dict[str, int]) -> dict[str, int] | None:
+    """Coordinates that all these ranks share, by mesh axis, where they are all the ranks that have them.
+
+    The same as ``Mesh.fixed`` of :mod:`emerge.facts.mesh`, which captures do not import. None: they are no such ranks.
+    """
+    sizes = list(mesh.values())
+    steps = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    found = {axis: {r // step % mesh[axis] for r in ranks} for axis, step in zip(mesh, steps)}
+    fixed = {axis: c.pop() for axis, c in found.items() if len(c) == 1 and mesh[axis] > 1}
+    return fixed if len(ranks) == prod(n for axis, n in mesh.items() if axis not in fixed) else None
 
 
 def by_label(graph: Graph) -> dict[str, Input]:
@@ -89,24 +100,29 @@ def by_label(graph: Graph) -> dict[str, Input]:
 
 def _relate(
     out: CaptureRelations, entries: list[RelationEntry], label: str, name: str, shape: Shape,
-    placement: Any, leaves: list[tuple[str, Shape]], mesh: dict[str, int],
+    placement: Any, leaves: dict[int, tuple[str, Shape]], mesh: dict[str, int],
 ) -> None:  # fmt: skip
-    if len(leaves) != prod(mesh.values()):
-        out.open[label] = f"{len(leaves)} ranks for a mesh of {prod(mesh.values())}"
+    fixed = _shared(sorted(leaves), mesh)
+    if fixed is None:
+        out.open[label] = f"found on ranks {sorted(leaves)} only"
         return
-    dist = tuple(Leaf(r, n) for r, (n, _) in enumerate(leaves))
+    dist = tuple(Leaf(r, n) for r, (n, _) in sorted(leaves.items()))
+    found = leaves[min(leaves)][1]
     if placement is None:
-        if any(s != shape for _, s in leaves):
-            out.open[label] = f"shape {list(leaves[0][1])} instead of {list(shape)}, and no placement"
+        if any(s != shape for _, s in leaves.values()):
+            out.open[label] = f"shape {list(found)} instead of {list(shape)}, and no placement"
             return
         entries.append(RelationEntry(name, "replicated", dist, place=f"capture: {label}"))
         out.origins[label] = "name"
         return
     try:
         factors = placed_factors(placement, shape, mesh)
+        split = next((f.axis for dim in factors for f in dim if f.axis in fixed), None)
+        if split is not None:
+            raise Unplaced(f"it splits over {split!r} what exists on ranks {sorted(leaves)} only")
         local = tuple(prod(f.size for f in dim if f.axis is None) for dim in factors)
-        if any(tuple(s) != local for _, s in leaves):
-            raise Unplaced(f"it leaves shape {list(local)} on every rank, found {list(leaves[0][1])}")
+        if any(tuple(s) != local for _, s in leaves.values()):
+            raise Unplaced(f"it leaves shape {list(local)} on every rank, found {list(found)}")
     except Unplaced as why:
         out.open[label] = f"the recorded placement {placement} of shape {list(shape)}: {why}"
         return
@@ -116,7 +132,7 @@ def _relate(
     if all(f.axis is None for dim in factors for f in dim):
         entries.append(RelationEntry(name, "replicated", dist, place=f"capture: {label}"))
         return
-    expr, equal = _expression(factors, leaves, mesh)
+    expr, equal = _expression(factors, leaves, mesh, fixed)
     entries.append(RelationEntry(name, "custom", dist, expr=expr, also_equal=equal, place=f"capture: {label}"))
 
 
@@ -212,9 +228,13 @@ def _text(factors: list[list[Factor]], mesh: Mapping[str, int]) -> str:
 
 
 def _expression(
-    factors: list[list[Factor]], leaves: list[tuple[str, Shape]], mesh: dict[str, int]
+    factors: list[list[Factor]], leaves: dict[int, tuple[str, Shape]], mesh: dict[str, int], fixed: dict[str, int]
 ) -> tuple[Expr, tuple[tuple[Expr, ...], ...]]:
-    """The reference tensor as concatenations of the ranks' tensors, and the copies among them."""
+    """The reference tensor as concatenations of the ranks' tensors, and the copies among them.
+
+    Args:
+        fixed: mesh axis -> the one coordinate along it at which there is a tensor (a stage of a pipeline).
+    """
     sizes = list(mesh.values())
     steps = {axis: prod(sizes[i + 1 :]) for i, axis in enumerate(mesh)}
     cut = [d for d, dim in enumerate(factors) if any(f.axis for f in dim)]
@@ -241,13 +261,13 @@ def _expression(
             parts.append(inner if tail == whole else SliceExpr(dim, block * tail, (block + 1) * tail, inner))
         return ConcatExpr(dim, tuple(parts))
 
-    replicated = [axis for axis in mesh if axis not in used and mesh[axis] > 1]
+    replicated = [axis for axis in mesh if axis not in used and axis not in fixed and mesh[axis] > 1]
     equal: list[tuple[Expr, ...]] = []
     if replicated:
-        for rank in range(prod(sizes)):
+        for rank in sorted(leaves):
             if all(rank // steps[a] % mesh[a] == 0 for a in replicated):
                 copies = [rank]
                 for a in replicated:
                     copies = [r + k * steps[a] for r in copies for k in range(mesh[a])]
                 equal.append(tuple(Leaf(r, leaves[r][0]) for r in copies))
-    return go(0, 0), tuple(equal)
+    return go(0, sum(c * steps[a] for a, c in fixed.items())), tuple(equal)

@@ -52,11 +52,17 @@ class Settings:
 
 @dataclass
 class Program:
-    """What is captured: a module or function, with example inputs."""
+    """What is captured: a module or function, with example inputs.
+
+    Attributes:
+        substitutions: what was replaced in it. close: called once the capture has ended, however it ended.
+    """
 
     target: Any
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    substitutions: tuple[Substitution, ...] = ()
+    close: Callable[[], None] | None = None
 
 
 def program_of(built: Any) -> Program:
@@ -134,9 +140,9 @@ class _Session:
         level = log.level
         log.setLevel(logging.CRITICAL)
         try:
-            with self._modes():
+            with contextlib.ExitStack() as ended, self._modes():
                 torch.manual_seed(self.settings.seed)
-                program = self._build()
+                program = self._build(ended)
                 self._bind(program)
                 rec.building = False
                 result = self._call(program)
@@ -166,8 +172,11 @@ class _Session:
 
     # ---- building -----------------------------------------------------------------------------------------------
 
-    def _build(self) -> Program:
+    def _build(self, ended: contextlib.ExitStack) -> Program:
         program = program_of(self.build())
+        self.substitutions.extend(program.substitutions)
+        if program.close is not None:
+            ended.callback(program.close)
         if isinstance(program.target, torch.nn.Module):
             program.target.train(self.train)
         return program
@@ -261,7 +270,7 @@ class _Session:
         rec = self.recorder
         for label, tensor in tensors_of(result, "output"):
             self._add_output(label, tensor)
-        if not self.outputs:
+        if not self.outputs and not any(n.op.startswith(_EFFECTS) for n in rec.state.nodes):
             raise CaptureError(
                 f"the program returns no tensor but {type(result).__name__}; return its outputs", self.settings.name
             )

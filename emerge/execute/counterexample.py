@@ -166,7 +166,7 @@ def replay(folder: str | Path, full: bool = False, *, device: str = "auto", memo
         again = claim_values(setup, run_both(setup, inputs, other, options))
         found = [
             Mismatch(
-                relation.number, relation.reference, relation.implementation[rank], rank, difference, relation.text
+                relation.number, relation.reference, str(relation.implementation[rank]), rank, difference, relation.text
             )
             for key, (_, actual, relation, rank) in claim_values(setup, run).items()
             if (difference := compare_values(actual, again[key][1], 0.0)) is not None

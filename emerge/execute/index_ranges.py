@@ -36,7 +36,7 @@ def input_ranges(
             (by_rank_before[rank][member][1], by_rank[rank][member][1])
             for r in relations
             if r.reference == item.name
-            for rank, member in enumerate(r.implementation)
+            for rank, member in r.members()
             if member in by_rank[rank] and member in by_rank_before[rank]
         ]
         if item.name in now:

@@ -242,11 +242,9 @@ class Localiser:
         for node in self.setup.reference.nodes:
             refs = list(node.refs())
             made_of = [r in found or (r not in self.nodes and is_integer(types[r].dtype)) for r in refs]
-            if all(made_of) and node.dtype is not None and is_integer(node.dtype):
-                found.add(node.name)
-            elif any(made_of) and all(m or r in literals for m, r in zip(made_of, refs)) and (
-                split_op(node.op)[1] in _SELECTIONS or self._is_mask(node.name)
-            ):
+            whole = all(made_of) and node.dtype is not None and is_integer(node.dtype)
+            chosen = any(made_of) and all(m or r in literals for m, r in zip(made_of, refs))
+            if whole or (chosen and (split_op(node.op)[1] in _SELECTIONS or self._is_mask(node.name))):
                 found.add(node.name)
         return found
 
@@ -309,9 +307,7 @@ class Localiser:
     def _find(self, name: str) -> list[str] | None:
         node = self.nodes.get(name)
         if node is None:
-            return [
-                f for r in self.setup.inputs if r.reference == name for f in [self._family(r.implementation[0])] if f
-            ]
+            return [f for r in self.setup.inputs if r.reference == name for f in [self._family(*r.members()[0])] if f]
         tensor = self.ref.tensor_of(0, name)
         if isinstance(tensor, Tensor):
             roots = self.derived.partners(tensor)
@@ -329,22 +325,24 @@ class Localiser:
             return self.counterparts(node.args[0].name)  # a rearranged input, which may come in pieces
         return found or None
 
-    def _family(self, member: str) -> str | None:
+    def _family(self, rank: int, member: str) -> str | None:
         try:
-            return self.imp.family.family_of(0, member)
+            return self.imp.family.family_of(rank, member)
         except KeyError:
             return None
 
     def _fingerprints(self) -> dict[str, float]:
-        """Sum over all ranks of every implementation tensor that exists on all of them."""
+        """Sum over all ranks of every implementation tensor that exists on all of them, or on those of one stage."""
         out = {}
         values: list[FamilyValue] = [*self.imp.family.inputs, *self.imp.family.nodes]
         for value in values:
             if value.name not in self.imp.needed:
                 continue
-            if sorted(value.members) != list(range(self.mesh.ranks)):
+            fixed = self.mesh.fixed(tuple(value.members))
+            if fixed is None:
                 continue
-            found = [self.run.ranks[r].get(m) for r, m in value.members.items()]
+            homes = [self.mesh.home(r, fixed) for r in range(self.mesh.ranks)]
+            found = [self.run.ranks[r].get(value.members[r]) for r in homes]
             if all(isinstance(x, torch.Tensor) and not x.is_complex() for x in found):
                 out[value.name] = sum(float(x.to(torch.float64).sum()) for x in found if x is not None)
         return out
@@ -405,7 +403,10 @@ class Localiser:
         return False
 
     def _local(self, family: str, rank: int) -> Any:
-        return self.run.ranks[rank][self.imp.family.value(family).members[rank]]
+        """The value on a rank; of a tensor of one stage, its copy there."""
+        members = self.imp.family.value(family).members
+        home = self.mesh.home(rank, self.mesh.fixed(tuple(members)) or {})
+        return self.run.ranks[home][members[home]]
 
     # ---- the implementation's node ----------------------------------------------------------------------------------
 

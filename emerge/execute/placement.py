@@ -60,13 +60,16 @@ class Placement:
         return picked.reshape(view).expand(sizes).reshape(self.local_shape())
 
     def unshard(self, values: Sequence[Any]) -> Any:
-        """The reference value that the local values of all ranks hold (of copies the highest rank's)."""
+        """The reference value that the local values of all ranks (None where it does not exist) hold; of copies the
+        highest rank's."""
         sizes = [n for d in self.reference for n in d]
-        first = values[0]
+        first = next(v for v in values if v is not None)
         out = torch.empty(sizes, dtype=first.dtype, device=first.device)
         local = [n for d in self.implementation for n in d]
         kept = [t for t in self.to if not isinstance(t, OnMesh)]
         for rank, value in enumerate(values):
+            if value is None:
+                continue
             index = tuple(rank // t.step % t.size if isinstance(t, OnMesh) else slice(None) for t in self.to)
             flat = value.reshape(local)
             spare = [k for k in range(len(local)) if k not in kept]
@@ -106,17 +109,21 @@ class Relation:
 
     Attributes:
         number: of the claim or the given statement in the derivation (or its position).
-        implementation: name on every rank.
+        implementation: name on every rank; None where it does not exist (another stage of a pipeline).
         text: in notation, for people.
     """
 
     number: int
     reference: str
-    implementation: tuple[str, ...]
+    implementation: tuple[str | None, ...]
     placement: Placement
     reference_cuts: tuple[Cut, ...] = ()
     implementation_cuts: tuple[Cut, ...] = ()
     text: str = ""
+
+    def members(self) -> list[tuple[int, str]]:
+        """(rank, name) where the implementation tensor exists."""
+        return [(r, n) for r, n in enumerate(self.implementation) if n is not None]
 
     def expected(self, value: Any, rank: int) -> Any:
         """What ``rank`` should hold in its piece, for the whole reference value."""
@@ -124,7 +131,7 @@ class Relation:
 
     def actual(self, values: dict[str, Any], rank: int) -> Any:
         """What ``rank`` holds in its piece."""
-        return region(values[self.implementation[rank]], self.implementation_cuts)
+        return region(values[str(self.implementation[rank])], self.implementation_cuts)
 
 
 @dataclass

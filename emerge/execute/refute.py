@@ -345,7 +345,7 @@ class _Refuter:
                 raise CannotExecute(f"output '{relation.reference}' of the reference depends on uninitialised memory")
             difference = compare_values(actual, again[key][1], 0.0)
             if difference is not None:
-                name = relation.implementation[rank]
+                name = str(relation.implementation[rank])
                 found.append(Mismatch(relation.number, relation.reference, name, rank, difference, relation.text))
         if not found:
             return None

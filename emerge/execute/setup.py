@@ -83,7 +83,7 @@ def relation_of(
     s, s_shape = _piece(ref, statement.reference)
     d, d_shape = _piece(imp, statement.implementation)
     members = family.value(statement.implementation.name).members
-    if sorted(members) != list(range(mesh.ranks)):
+    if mesh.fixed(tuple(members)) is None:
         raise Unexplained(f"{statement.implementation} exists on ranks {sorted(members)} only")
     axes: list[_Axis] = []
     for p in statement.axes:
@@ -111,7 +111,7 @@ def relation_of(
     return Relation(
         number,
         statement.reference.name,
-        tuple(members[r] for r in range(mesh.ranks)),
+        tuple(members.get(r) for r in range(mesh.ranks)),
         placement,
         _cuts(sizes, ref, statement.reference, s, placement.reference_shape()),
         _cuts(sizes, imp, statement.implementation, d, placement.local_shape()),

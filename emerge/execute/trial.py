@@ -82,7 +82,7 @@ def draw_inputs(setup: Setup, draw: Draw) -> Inputs:
     relations = [r for r in setup.inputs if r.reference not in inner]
     computed = [{n.name for n in g.nodes} for g in setup.ranks]
     for relation in relations:
-        for rank, name in enumerate(relation.implementation):
+        for rank, name in relation.members():
             if name in computed[rank]:
                 raise NoInputs(f"a relation speaks of '{name}' of rank {rank}, which is computed and cannot be set")
     constants = {i.name: _constant(i) for i in setup.reference.inputs if i.const is not None}
@@ -129,7 +129,7 @@ class _Buffers:
 
     def write(self, relation: Relation, value: Any) -> bool:
         """Writes what a relation says; False where something else is there already."""
-        for rank, name in enumerate(relation.implementation):
+        for rank, name in relation.members():
             if name not in self.types[rank]:
                 continue  # nothing on this rank reads it
             wanted = relation.expected(widen(value), rank)
@@ -151,10 +151,11 @@ class _Buffers:
 
     def read(self, relation: Relation, value: Any) -> Any:
         """The reference value that goes with what the buffers hold already, in the piece of this relation."""
-        if any(name not in self.values[r] for r, name in enumerate(relation.implementation)):
+        if any(name not in self.values[r] for r, name in relation.members()):
             raise NoInputs(f"the input relations of '{relation.reference}' contradict others")
         wanted = value.clone()
-        parts = [relation.actual(v, r) for r, v in enumerate(self.values)]
+        held = {r for r, _ in relation.members()}
+        parts = [relation.actual(v, r) if r in held else None for r, v in enumerate(self.values)]
         region(wanted, relation.reference_cuts).copy_(relation.placement.unshard(parts))
         return wanted
 
@@ -282,7 +283,7 @@ def claim_values(setup: Setup, run: Run) -> dict[str, tuple[Any, Any, Relation, 
     out = {}
     for relation in setup.outputs:
         value = run.reference[relation.reference]
-        for rank in range(len(setup.ranks)):
+        for rank, _ in relation.members():
             found = relation.actual(run.ranks[rank], rank)
             out[f"{relation.number}:{rank}"] = (relation.expected(value, rank), found, relation, rank)
     return out
@@ -301,7 +302,12 @@ def compare(setup: Setup, run: Run, responses: Mapping[str, float] | None = None
         if difference is not None:
             found.append(
                 Mismatch(
-                    relation.number, relation.reference, relation.implementation[rank], rank, difference, relation.text
+                    relation.number,
+                    relation.reference,
+                    str(relation.implementation[rank]),
+                    rank,
+                    difference,
+                    relation.text,
                 )
             )
     return sorted(found, key=lambda m: -m.difference.max_abs_diff)

@@ -13,7 +13,9 @@ never makes one. The pairing that keeps most families whole:
   leaves no trace in the families behind it: their operand is a value that all members really read, as
   it is or through identities;
 - collectives by issue order within their process group. Their operands may then be different families on different
-  ranks: an ``emerge.mixed`` node joins them. The same happens at outputs, which are zipped by position.
+  ranks: an ``emerge.mixed`` node joins them. The same happens at outputs, which are zipped by position;
+- stages of a pipeline apart from one another (:mod:`emerge.facts.messages`): their families exist on the ranks of one
+  stage. A receive names the family of the send it takes its value from.
 
 Device constants differ by rank and say nothing about values; they are dropped.
 
@@ -33,7 +35,7 @@ from emerge.util.errors import ConfigError
 
 #: Operator of the node that joins different families into one: ``args[i]`` on the ranks ``kwargs["ranks"][i]``.
 MIXED = "emerge.mixed"
-#: ``FamilyNode.note`` of send and receive nodes: they are zipped by structure, and not paired with their peers.
+#: ``FamilyNode.note`` of send and receive nodes whose peers are not known: nothing is known of what they receive.
 UNPAIRED = "point-to-point, not paired"
 #: Name of the only mesh axis when several ranks come without a mesh.
 DEFAULT_AXIS = "ranks"
@@ -164,6 +166,7 @@ class FamilyGraph:
         problems: what did not fit (collectives that do not meet, unknown process groups, outputs of different
             count), one sentence each; the nodes concerned are left as partial families.
         graphs: the rank graphs themselves.
+        stages: number of the pipeline stage of every rank; all 0 where there is no pipeline.
     """
 
     ranks: int
@@ -174,6 +177,7 @@ class FamilyGraph:
     graphs: list[Graph]
     format: str = "fx-aten"
     direction: str = "fw"
+    stages: list[int] = field(default_factory=list)
     _values: dict[str, FamilyValue] = field(default_factory=dict, repr=False)
     _of: list[dict[str, str]] = field(default_factory=list, repr=False)
 
@@ -193,6 +197,11 @@ class FamilyGraph:
     def family_of(self, rank: int, member: str) -> str:
         """Name of the family that holds ``member`` of ``rank``. Raises KeyError if there is none."""
         return self._of[rank][member]
+
+    def of_stage(self, ranks: Sequence[int]) -> bool:
+        """True for all ranks, and for all ranks of one stage of a pipeline."""
+        found = {self.stages[r] for r in ranks} if self.stages else set()
+        return len(ranks) == self.ranks or (len(found) == 1 and len(ranks) == self.stages.count(found.pop()))
 
     def types(self) -> dict[str, TensorType]:
         """Type of every input and single-tensor node, by family name."""
@@ -232,8 +241,11 @@ def mesh_from(ranks: int, mesh: dict[str, int] | None) -> dict[str, int]:
     return dict(mesh)
 
 
-def zip_families(graphs: Sequence[Graph]) -> FamilyGraph:
+def zip_families(graphs: Sequence[Graph], mesh: dict[str, int] | None = None) -> FamilyGraph:
     """Zips the graphs of all ranks, in rank order, into one family graph; a sequential graph is the case of one rank.
+
+    Args:
+        mesh: device axes; tells the stages of a pipeline. Default: the mesh of the first graph, else one axis.
 
     Linear in ranks x nodes. What does not fit is recorded in :attr:`FamilyGraph.problems` and left as partial families.
 
@@ -242,4 +254,4 @@ def zip_families(graphs: Sequence[Graph]) -> FamilyGraph:
     """
     from emerge.facts.zipping import Zipper
 
-    return Zipper(graphs).run()
+    return Zipper(graphs, mesh).run()

@@ -68,6 +68,8 @@ class Family:
     pieces: dict[int, Family] = field(default_factory=dict)
     type: TensorType | None = None
     operands: list[Family] = field(default_factory=list)
+    sent: Family | None = None  # of a receive: the send that its value comes from
+    met: bool = False  # of a send or receive: every member has its counterpart
     taken: set[int] = field(default_factory=set)  # ranks it cannot take any more: members and their process groups
     slots: set[Any] = field(default_factory=set)
     name: str = ""
@@ -212,15 +214,19 @@ def family_node(index: int, family: Family) -> FamilyNode:
     for c in calls:
         elements.update(c.node.elements)
     args = [combined(list(items), operands, whole) for items in zip(*(c.args for c in calls))]
-    kwargs = {k: combined([c.kwargs[k] for c in calls], operands, whole) for k in sorted(first.kwargs)}
+    found = {k: combined([c.kwargs[k] for c in calls], operands, whole) for k in sorted(first.kwargs)}
+    kwargs = {k: found[k] for k in first.kwargs}
+    if family.sent is not None:
+        kwargs["sent"] = Ref(family.sent.name)
+    unpaired = first.collective is not None and first.collective.point_to_point and not family.met
     return FamilyNode(
-        id=index, name=family.name, op=n.op, args=args, kwargs={k: kwargs[k] for k in first.kwargs}, dtype=n.dtype,
+        id=index, name=family.name, op=n.op, args=args, kwargs=kwargs, dtype=n.dtype,
         shape=n.shape, ranks=tuple(c.rank for c in calls), members={c.rank: c.node.name for c in calls},
         is_tuple=n.is_tuple, is_scalar=n.is_scalar, elements=dict(sorted(elements.items())),
         const=merged([c.node.const for c in calls]), has_const=n.has_const,
         source=n.source, code=n.code, module=n.module, phase=n.phase,
         group=Group(tuple(c.group for c in calls)) if first.collective is not None else None,
-        note=UNPAIRED if first.collective is not None and first.collective.point_to_point else "",
+        note=UNPAIRED if unpaired else "",
         extra=n.extra,
     )  # fmt: skip
 

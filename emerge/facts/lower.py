@@ -18,6 +18,7 @@ from emerge.facts.base import MESH, FactBase, constant_text
 from emerge.facts.families import FamilyGraph, FamilyNode, Group, RankVector
 from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
+from emerge.facts.messages import is_receive, is_send
 from emerge.facts.mutation import Storage, written
 from emerge.facts.routing import Routing, note_layout
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
@@ -87,6 +88,11 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Void(Tensor):
+    """A tensor without elements: nothing is computed in it, so no fact is written about it."""
+
+
+@dataclass(frozen=True)
 class Made:
     """How a tensor was written: by an operator (``iters``), or as a rearrangement of ``args[0]`` (``ties``)."""
 
@@ -98,6 +104,7 @@ class Made:
     broadcast: tuple[int, ...] = ()
     scale: Fraction | None = None
     relocation: tuple[str, str] | None = None
+    group: tuple[Block, ...] = ()
 
 
 class Elements(NamedTuple):
@@ -279,6 +286,9 @@ class Lowering:
         self.random_calls = 0
         self.slice_depth = 0
         self.storage = Storage()
+        self.sent: dict[str, Any] = {}  # send node -> what it sends
+        self.ranks_of: dict[str, tuple[int, ...]] = {}
+        self.joined: dict[Any, Tensor | None] = {}
         self.strict = bool(os.environ.get("EMERGE_STRICT_LOWERING"))
         self.node: FamilyNode | None = None
         self.made_by: dict[int, Made] = {}
@@ -297,8 +307,9 @@ class Lowering:
         """Lowers inputs and nodes in order."""
         import emerge.facts.ops  # noqa: F401  (registers the handlers)
 
+        self.ranks_of = {i.name: i.ranks for i in graph.inputs} | {n.name: n.ranks for n in graph.nodes}
         for inp in graph.inputs:
-            if len(inp.ranks) == self.mesh.ranks:
+            if self.mesh.fixed(inp.ranks) is not None:  # of one stage: the others may be taken to hold copies
                 self.lower_input(inp.name, inp.shape, inp.dtype)
             else:
                 self.unknown[inp.name] = f"an input on ranks {list(inp.ranks)} only"
@@ -312,6 +323,9 @@ class Lowering:
         dims = tuple(int(s) if isinstance(s, int) else 0 for s in shape)
         if any(not isinstance(s, int) for s in shape):
             self.unknown[name] = f"input of data-dependent shape {list(shape)}"
+            return
+        if 0 in dims:
+            self.tensors[name] = Void(-1, dims, dtype)
             return
         own = dims
         padded = self.padded_inputs.get(name, {})
@@ -336,11 +350,18 @@ class Lowering:
         """Lowers one node; what cannot be lowered becomes an unknown tensor with a reason."""
         from emerge.facts.ops.complex_numbers import complex_handler, holds_complex
 
+        if len(node.ranks) != self.mesh.ranks:
+            node = self.of_stage(node) or node
         self.node = node
         handler = find_handler(node.op)
         try:
             if len(node.ranks) != self.mesh.ranks and not self.extends(node):
                 raise Unsupported(f"exists on ranks {list(node.ranks)} only")
+            if is_send(node.op):
+                self.sent[node.name] = self.resolve(node.args[0])
+            if node.shape is not None and node.dtype is not None and 0 in node.shape and not node.is_tuple:
+                self.tensors[node.name] = Void(-1, tuple(int(n) for n in node.shape if isinstance(n, int)), node.dtype)
+                return
             args = [self.resolve(a) for a in node.args]
             kwargs = {k: self.resolve(v) for k, v in node.kwargs.items()}
             wrapped = node.op == "auto_functionalized" and bool(args) and isinstance(args[0], str)
@@ -428,6 +449,46 @@ class Lowering:
         self.uninterpreted[node.name] = why
         return uninterpreted(self, node, args, kwargs)
 
+    def of_stage(self, node: FamilyNode) -> FamilyNode | None:
+        """A node of one stage of a pipeline as a node of all ranks; None where its ranks are no such part of the mesh.
+
+        The other stages are taken to compute copies of it, from copies of its operands: what a stage holds is then the
+        same along the mesh axes that tell stages apart. These copies are not in the program; a value gets from one
+        stage to another only by messages and collectives, which are looked at on the ranks that issue them.
+        """
+        fixed = self.mesh.fixed(node.ranks)
+        if fixed is None or (written(node) and any(self.ranks_of[r] != node.ranks for r in node.refs())):
+            return None
+        position = {r: k for k, r in enumerate(node.ranks)}
+        home = [position[self.mesh.home(r, fixed)] for r in range(self.mesh.ranks)]
+
+        def groups(group: Group) -> Group | None:
+            if any(r not in position for g in group.ranks for r in g):
+                return None
+            moved = []
+            for rank, k in enumerate(home):
+                own = {d: self.mesh.coordinate(rank, d) for d in fixed}
+                moved.append(tuple(self.mesh.home(r, own) for r in group.ranks[k]))
+            return Group(tuple(moved))
+
+        def all_ranks(arg: Any) -> Any:
+            if isinstance(arg, RankVector):
+                return RankVector(tuple(arg.values[k] for k in home))
+            if isinstance(arg, Group):
+                return groups(arg) or arg
+            return [all_ranks(a) for a in arg] if isinstance(arg, list) else arg
+
+        if node.group is not None and not (is_send(node.op) or is_receive(node.op)) and groups(node.group) is None:
+            return None
+        return replace(
+            node,
+            args=[all_ranks(a) for a in node.args],
+            kwargs={k: all_ranks(v) for k, v in node.kwargs.items()},
+            const=all_ranks(node.const),
+            ranks=tuple(range(self.mesh.ranks)),
+            extra={**node.extra, "stage": node.ranks},
+        )
+
     def extends(self, node: FamilyNode) -> bool:
         """Whether a node that only some ranks have means something on every rank: its operands do, and it is the same
         operator everywhere it stands. What it computes on the other ranks is not in the program; only a join of several
@@ -450,6 +511,8 @@ class Lowering:
             value = self.tensors.get(arg.name)
             if value is None:
                 raise Unsupported(f"reads {arg.name!r}, which is unknown")
+            if isinstance(value, Void) and (self.node is None or not takes_void(self.node.op)):
+                raise Unsupported(f"reads {arg.name!r}, which has no elements")
             return value
         if isinstance(arg, list):
             return [self.resolve(a) for a in arg]
@@ -513,7 +576,9 @@ class Lowering:
             for d, n in enumerate(shape):
                 base.add("extent", tensor.id, d, n)
             base.add("op_native", oid)
-            self.made_by[tensor.id] = Made(name, kind, tuple(args), tuple(iters), scale=scale, relocation=relocation)
+            self.made_by[tensor.id] = Made(
+                name, kind, tuple(args), tuple(iters), scale=scale, relocation=relocation, group=tuple(group)
+            )
             self.op_of[tensor.id] = oid
             if is_integer(dtype) and kind not in INDEX_KINDS:
                 base.add("index_source", tensor.id)
@@ -612,6 +677,13 @@ class Lowering:
     def assume(self, name: str, tensor: Tensor, why: str) -> None:
         """Notes an assumption made at the operator of ``tensor``."""
         self.assumptions.append(Assumption(name, self.op_of.get(tensor.id, tensor.id), why))
+
+    def inherit(self, op: int, sources: Sequence[int]) -> None:
+        """What was taken for granted at operators holds for one that is written in their place."""
+        for a in [a for a in self.assumptions if a.op in sources]:
+            self.assumptions.append(replace(a, op=op))
+        if sources[0] in self.signature_law:
+            self.signature_law[op] = self.signature_law[sources[0]]
 
     # ---- common shapes of operators -----------------------------------------------------------------------------
 
@@ -816,6 +888,15 @@ class Lowering:
         return blocks
 
 
+#: Operators that say what they do with a tensor without elements; for others its result is an unknown.
+TAKE_VOID = ("aten.cat", "aten.concat", "aten.concatenate")
+
+
+def takes_void(op: str) -> bool:
+    """Whether an operator may read a tensor without elements; a receive reads the (empty) result of a send."""
+    return op.rpartition(".")[0] in TAKE_VOID or is_receive(op)
+
+
 #: Positional arguments that operators take at most, where a surplus one would otherwise go unnoticed.
 POSITIONAL = {
     "aten.mm": 2, "aten.bmm": 2, "aten.dot": 2, "aten.mv": 2, "aten.matmul": 2, "aten.outer": 2, "aten.mul": 2, "aten.t": 1,
@@ -830,7 +911,8 @@ KEYWORDS = frozenset(
     "dtype device layout pin_memory memory_format non_blocking copy dim dims keepdim alpha beta value scale is_causal "
     "attn_mask attn_bias dropout_p enable_gqa approximate rounding_mode correction unbiased start end step eps epsilon weight "
     "bias offs largest sorted stable descending num_classes min max ord p train diagonal shifts mode padding_idx "
-    "scale_grad_by_freq sparse implicit output_size requires_grad names generator self other input group_name group tag "
+    "reduction scale_grad_by_freq sparse implicit output_size requires_grad names generator self other input group_name "
+    "group tag "
     "accumulate unsafe normalized_shape split_size split_sizes dim0 dim1 size half_to_float compute_log_sumexp "
     "return_debug_mask ranks".split()
 )
@@ -941,6 +1023,7 @@ __all__ = [
     "Tie",
     "TypedConst",
     "Unsupported",
+    "Void",
     "axis",
     "find_handler",
     "is_floating",

@@ -73,6 +73,28 @@ class Mesh:
                 out.append(Block(self.dim(axis), 1, size))
         return out
 
+    def differ(self, a: int, b: int) -> set[int]:
+        """Fact dimensions along which two ranks have different coordinates."""
+        return {d for d in map(self.dim, range(len(self.sizes))) if self.coordinate(a, d) != self.coordinate(b, d)}
+
+    def fixed(self, ranks: Sequence[int]) -> dict[int, int] | None:
+        """The coordinates that these ranks share, by fact dimension, where they are all the ranks that have them.
+
+        Returns:
+            ``{}`` for all ranks; None when the ranks are no such part of the mesh.
+        """
+        shared = {}
+        for axis in range(len(self.sizes)):
+            found = {self.coordinate(r, self.dim(axis)) for r in ranks}
+            if len(found) == 1 and self.sizes[axis] > 1:
+                shared[self.dim(axis)] = found.pop()
+        size = prod(n for axis, n in enumerate(self.sizes) if self.dim(axis) not in shared)
+        return shared if len(set(ranks)) == size else None
+
+    def home(self, rank: int, fixed: dict[int, int]) -> int:
+        """The rank with these coordinates, and with those of ``rank`` along all other axes."""
+        return rank + sum((c - self.coordinate(rank, d)) * self._steps[-1 - d] for d, c in fixed.items())
+
     def blocks_of_groups(self, groups: Sequence[Sequence[int]]) -> list[Block] | None:
         """The blocks, outermost first, whose row-major order is the order of every group.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 from emerge.facts.collectives import Collective, collective_of
-from emerge.facts.families import FamilyGraph, FamilyInput, FamilyNode, FamilyOutput
+from emerge.facts.families import DEFAULT_AXIS, FamilyGraph, FamilyInput, FamilyNode, FamilyOutput
 from emerge.facts.family_parts import (
     Call,
     Family,
@@ -25,6 +26,8 @@ from emerge.facts.family_parts import (
     sorted_families,
     walk,
 )
+from emerge.facts.mesh import Mesh
+from emerge.facts.messages import is_send, meet, stages
 from emerge.facts.sameness import RankValues, is_commutative
 from emerge.graph.model import Graph, Node, TensorType
 from emerge.util.errors import GraphError
@@ -38,7 +41,7 @@ DEFAULTS: dict[str, list[Any]] = {"aten.tril.default": [None, 0], "aten.triu.def
 class Zipper:
     """Holds the state of one zip; use :func:`emerge.facts.families.zip_families`."""
 
-    def __init__(self, graphs: Sequence[Graph]) -> None:
+    def __init__(self, graphs: Sequence[Graph], mesh: dict[str, int] | None = None) -> None:
         if not graphs:
             raise GraphError("expected at least one rank graph, found none; give the graphs of all ranks")
         for r, g in enumerate(graphs):
@@ -56,9 +59,13 @@ class Zipper:
         self.values = [RankValues(g, t) for g, t in zip(graphs, self.types)]
         self._numbers: dict[Any, int] = {}
         self.calls = [[self._call(r, p, n) for p, n in enumerate(g.nodes)] for r, g in enumerate(graphs)]
+        self.stage = self._stages(mesh or self.graphs[0].mesh)
         for r in range(self.world):
             self._number_uses(r)
         self.slot_of = self._slots()
+        met, unmet = meet(self.calls, self.types)
+        self.met = {} if unmet else met  # where messages do not meet, ranks wait for ever: nothing is said of any
+        self.problems += unmet
         self.apart: set[Any] = set()  # slots whose calls are not zipped, because that would close a cycle
         self.alone: set[int] = set()  # ids of other calls that are not zipped, for the same reason
 
@@ -73,6 +80,7 @@ class Zipper:
             self._zip_nodes()
             for family in list(self.families):
                 self._join_operands(family)
+            self._join_messages()
             if self._writes_to_join():
                 continue
             outputs = self._zip_outputs()
@@ -99,11 +107,21 @@ class Zipper:
         return bool(found)
 
     def _take_apart(self, stuck: list[Family]) -> None:
-        """Keeps apart what closes a cycle: first what reads and writes memory, then collectives.
+        """Keeps apart what closes a cycle: first messages, then what reads and writes memory, then collectives.
 
-        One of the two grows: edges between other families hold on all ranks of the later one, and so do edges between
-        families of one rank; a cycle of these would be a cycle in the graph of a rank.
+        Each time there are fewer messages, or more is kept apart: edges between other families hold on all ranks of the
+        later one, and so do edges between families of one rank; a cycle of these would be a cycle in the graph of a rank.
         """
+        waiting = [f for f in stuck if f.sent is not None]
+        if waiting:
+            for c in (c for f in waiting for c in f.calls.values()):
+                del self.met[id(c)]
+            self.problems.append(
+                "messages wait for one another (a deadlock when executed): "
+                + "; ".join(self._where(c) for f in waiting[:2] for c in list(f.calls.values())[:2])
+                + "; nothing is known of what they receive"
+            )
+            return
         uids = {f.uid for f in stuck}
         fixed = {f.uid: f for pair in self._memory_order() if uids.issuperset(g.uid for g in pair) for f in pair}
         writers = [f for f in fixed.values() if len(f.calls) > 1]
@@ -125,6 +143,21 @@ class Zipper:
             + "; ".join(self._where(c) for c in calls[:4])
             + "; they are left apart, rank by rank"
         )
+
+    def _stages(self, axes: dict[str, int]) -> list[int]:
+        """Stage of every rank; what belongs to different stages must not be zipped, so it is in the structure."""
+        fits = prod(axes.values()) == self.world
+        stage = stages(self.calls, Mesh(axes if axes and fits else {DEFAULT_AXIS: self.world}))
+        for number, calls in zip(stage, self.calls):
+            issued: Counter[str] = Counter()
+            for call in calls:
+                if call.collective is None:
+                    call.skeleton = self._number(("stage", call.skeleton, number)) if number else call.skeleton
+                elif call.collective.point_to_point:
+                    # messages are zipped in the order in which they are issued
+                    call.skeleton = self._number(("message", call.skeleton, number, issued[call.node.op]))
+                    issued[call.node.op] += 1
+        return stage
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -258,11 +291,11 @@ class Zipper:
                     k = key(first, members[first])
                     if r not in members and k is not None:
                         item = self.graphs[first].inputs[members[first]]
-                        waiting.setdefault((k, item.dtype, item.shape), []).append(members)
+                        waiting.setdefault((k, item.dtype, item.shape, self.stage[first]), []).append(members)
                 unmatched = []
                 for p in left:
                     k = key(r, p)
-                    candidates = waiting.get((k, graph.inputs[p].dtype, graph.inputs[p].shape))
+                    candidates = waiting.get((k, graph.inputs[p].dtype, graph.inputs[p].shape, self.stage[r]))
                     if k is not None and candidates:
                         candidates.pop(0)[r] = p
                     else:
@@ -455,6 +488,22 @@ class Zipper:
             versions = tuple([c.reads[places[c.rank]][1] for c in calls])
             family.operands.append(self._joined(members, f"{first.node.name}.operand{k}", versions))
 
+    def _join_messages(self) -> None:
+        """A receive reads the send it takes its value from, where that is one family for all its members."""
+        sends = {id(send): receive for receive, send in self.met.items()}
+        for family in list(self.families):
+            calls = list(family.calls.values())
+            if not calls or calls[0].collective is None or not calls[0].collective.point_to_point:
+                continue
+            if is_send(calls[0].node.op):
+                family.met = all(id(c) in sends for c in calls)
+                continue
+            found = [self.met.get(id(c)) for c in calls]
+            sources = {self.of[s.rank][s.node.name].uid for s in found if s is not None}
+            if None not in found and len(sources) == 1:
+                family.sent, family.met = self.families[sources.pop()], True
+                family.operands.append(family.sent)
+
     def _place_of(self, first: Call, call: Call, k: int) -> int:
         """Where ``call`` has what is operand ``k`` of ``first``, a call of the same family."""
         if not call.commutative or call is first:
@@ -497,12 +546,14 @@ class Zipper:
 
     def _zip_outputs(self) -> list[tuple[int, Family | None, dict[int, str | None]]]:
         counts = [len(g.outputs) for g in self.graphs]
-        if len(set(counts)) > 1:
-            r = next(r for r in range(self.world) if counts[r] != counts[0])
-            self._note(
-                f"rank 0 has {counts[0]} outputs and rank {r} has {counts[r]}; outputs are paired by position, "
-                "the surplus exists on some ranks only"
-            )
+        for r in range(self.world):
+            first = self.stage.index(self.stage[r])
+            if counts[r] != counts[first]:
+                self._note(
+                    f"rank {first} has {counts[first]} outputs and rank {r} has {counts[r]}; outputs are paired by "
+                    "position, the surplus exists on some ranks only"
+                )
+                break
         out: list[tuple[int, Family | None, dict[int, str | None]]] = []
         for position in range(max(counts)):
             parts: dict[Any, dict[int, str | None]] = {}
@@ -511,7 +562,7 @@ class Zipper:
                     name = graph.outputs[position]
                     kind: Any = None
                     if name is not None:
-                        kind = self.types[r].get(name) or self.of[r][name].uid
+                        kind = (self.stage[r], self.types[r].get(name) or self.of[r][name].uid)
                     parts.setdefault(kind, {})[r] = name
             for members in parts.values():
                 named = {r: n for r, n in members.items() if n is not None}
@@ -595,4 +646,5 @@ class Zipper:
             graphs=self.graphs,
             format=self.graphs[0].format,
             direction=self.graphs[0].direction,
+            stages=self.stage,
         )

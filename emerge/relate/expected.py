@@ -45,16 +45,21 @@ class Ambiguity:
         return f"{self.name!r} ~ {self.implementation!r}: {self.why}{end}"
 
 
-def block_readings(reference: Shape, implementation: Shape, mesh: Mesh, most: int | None = None) -> list[str]:
+def block_readings(
+    reference: Shape, implementation: Shape, mesh: Mesh, most: int | None = None, ranks: Sequence[int] | None = None
+) -> list[str]:
     """Alignments in which every dimension is whole or split into contiguous blocks in rank order.
 
     Args:
         most: largest number of mesh axes in use, None for all.
+        ranks: where the implementation tensor exists, None for everywhere. It is not split along the axes that tell
+            these ranks from the others.
     """
+    fixed = (mesh.fixed(ranks) if ranks is not None else None) or {}
     if len(reference) != len(implementation) or any(isinstance(n, str) for n in (*reference, *implementation)):
         return [] if tuple(reference) != tuple(implementation) else [blocks_text(len(reference), {}, mesh)]
     smaller = [d for d, (a, b) in enumerate(zip(reference, implementation)) if a != b]
-    axes = [a for a, n in mesh.axes.items() if n > 1]
+    axes = [a for k, (a, n) in enumerate(mesh.axes.items()) if n > 1 and mesh.dim(k) not in fixed]
     found = []
     for choice in product((None, *smaller), repeat=len(axes)):
         used = [a for a, d in zip(axes, choice) if d is not None]
@@ -76,13 +81,14 @@ def default_reading(
     most: int | None,
     origin: str,
     place: str = "",
+    ranks: Sequence[int] | None = None,
 ) -> Statement | Ambiguity:
     """The one contiguous block reading of two tensors, else what has to be written.
 
     Raises:
         RelationError: the dtypes cannot be equal.
     """
-    readings = block_readings(reference.shape, implementation.shape, mesh, most)
+    readings = block_readings(reference.shape, implementation.shape, mesh, most, ranks)
     shapes = f"shapes {list(reference.shape)} and {list(implementation.shape)} over mesh {mesh.axes}"
     if len(readings) != 1:
         why = (

@@ -124,20 +124,21 @@ def entry_statements(entry: RelationEntry, shape: Shape, imp: FamilyGraph, mesh:
             f"names {exc.args[0]!r}, which is not in the implementation; correct the name", entry.place
         ) from None
     if entry.kind == "replicated":
-        if len(set(families)) != 1:
+        stages = [imp.value(f).ranks for f in dict.fromkeys(families)]
+        if len(stages) != 1 and not all(imp.of_stage(ranks) for ranks in stages):
             raise RelationError(f"the copies of {entry.seq!r} differ in type between ranks", entry.place)
-        family = families[0]
-        if types[family].shape != tuple(shape):
+        wrong = next((f for f in families if types[f].shape != tuple(shape)), None)
+        if wrong is not None:
             raise RelationError(
-                f"{entry.seq!r} has shape {list(shape)} and its copies have {list(types[family].shape)}; correct the relation",
+                f"{entry.seq!r} has shape {list(shape)} and its copies have {list(types[wrong].shape)}; correct the relation",
                 entry.place,
             )
-        ranks = {leaf.rank for leaf in entry.dist}
-        if ranks != set(range(mesh.ranks)):
-            raise RelationError(
-                f"{entry.seq!r} is not said to be on ranks {sorted(set(range(mesh.ranks)) - ranks)}", entry.place
-            )
-        return [_whole(entry, shape, family, mesh)]
+        missing = {r for ranks in stages for r in ranks} - {leaf.rank for leaf in entry.dist}
+        if len(stages) == 1 and not imp.of_stage(stages[0]):
+            missing |= set(range(mesh.ranks)) - {leaf.rank for leaf in entry.dist}
+        if missing:
+            raise RelationError(f"{entry.seq!r} is not said to be on ranks {sorted(missing)}", entry.place)
+        return [_whole(entry, shape, family, mesh) for family in dict.fromkeys(families)]
     if entry.kind == "shard":
         assert entry.dim is not None
         dim = entry.dim if entry.dim >= 0 else entry.dim + len(shape)
@@ -270,10 +271,12 @@ def _shard(
     count: int,
     holder: dict[int, int],
 ) -> Statement:
-    if set(holder) != set(range(mesh.ranks)):
-        missing = sorted(set(range(mesh.ranks)) - set(holder))
+    present = imp.value(first.family).ranks
+    fixed = mesh.fixed(present)
+    if fixed is None or not set(present) <= set(holder):
+        missing = sorted(set(range(mesh.ranks) if fixed is None else present) - set(holder))
         raise RelationError(f"part of {entry.seq!r} is not said to be on ranks {missing}", entry.place)
-    form = mesh.affine([holder[r] for r in range(mesh.ranks)])
+    form = mesh.affine([holder[mesh.home(r, fixed)] for r in range(mesh.ranks)])
     unit = 1
     for slope, block in reversed(form.terms if form is not None else ()):
         if slope != unit:

@@ -50,7 +50,7 @@ class Pair:
         """The pair as a derivation problem."""
         return Problem(
             zip_families([self.reference]),
-            zip_families(self.ranks),
+            zip_families(self.ranks, self.mesh),
             Mesh(self.mesh),
             list(self.statements),
             list(outputs),

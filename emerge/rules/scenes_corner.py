@@ -243,6 +243,62 @@ def broadcast(b: Build) -> None:
     b.keep(Val(part[0], b.imp.all_reduce(part[1], axis), ("h",), (None,)))
 
 
+@scene("messages around a ring")
+def messages(b: Build) -> None:
+    """Every rank passes a value on: replicated along the ring (right), sharded over it or a partial sum (wrong)."""
+    axes = list(b.mesh)
+    axis, other = axes[0], axes[-1]
+    b.dim("t", [other]), b.dim("h")
+    x, y = b.input(["t", "h"], [other, None]), b.input(["t", "h"])
+    shift = b.pick([1, -1])
+    b.keep(b.like(y, y.ref, b.imp.exchange(y.imp, axis, shift)))
+    b.keep(b.like(y, y.ref, b.imp.exchange(y.imp, "world", shift)))
+    passed = b.imp.exchange(x.imp, axis, shift)
+    if axis != other:
+        b.keep(b.like(x, x.ref, passed))
+    part = b.both("sum.dim_IntList", lambda r: [x.ref if r else x.imp, [0]])
+    b.keep(Val(part[0], b.imp.all_reduce(b.imp.exchange(part[1], axis, shift), other), ("h",), (None,)))
+
+
+@scene("microbatches joined again")
+def microbatches(b: Build) -> None:
+    """Pieces of a batch go through operators one by one and are joined: in order (right), or not (wrong)."""
+    axis = b.axis()
+    count = b.pick([2, 3])
+    b.sizes["n"] = count * b.pick([2, 3])
+    b.dim("s"), b.dim("h"), b.dim("k", [axis])
+    x, w = b.input(["n", "s", "h"], keep=False), b.input(["h", "k"], [None, axis], keep=False)
+    bias, y = b.input(["h"], keep=False), b.input(["k"], [axis], keep=False)
+    hop, flat, how = b.rng.random() < 0.5, b.rng.random() < 0.5, b.pick(["relu", "exp", "tanh"])
+
+    def run(w_: Writer, t: object, e: object, ww: object, yy: object, last: str) -> object:
+        sizes = w_.shape(t)  # type: ignore[arg-type]
+        t = w_.op("add.Tensor", t, e)
+        t = w_.op("_softmax", t, 2, False)
+        t = w_.op("view", t, [sizes[0] * sizes[1], sizes[2]])
+        t = w_.op(last, w_.op("mul.Tensor", w_.op("mm", t, ww), yy))
+        if w_ is b.imp and hop and len(b.mesh) > 1:
+            other = next(a for a in b.mesh if a != axis)
+            t = w_.exchange(t, other)
+        t = w_.op("sum.dim_IntList", t, [1])
+        if w_ is b.imp:
+            t = w_.all_reduce(t, axis)
+        return t if flat else w_.op("view", t, [sizes[0], sizes[1]])
+
+    ref = run(b.reference, x.ref, bias.ref, w.ref, y.ref, how)
+    pieces = b.imp.op("split.Tensor", x.imp, b.sizes["n"] // count)
+    items = [b.imp.item(pieces, i) for i in range(count)]
+    odd = b.fault("another function on the last piece")
+    parts = [
+        run(b.imp, t, bias.imp, w.imp, y.imp, "sin" if odd and i == count - 1 else how) for i, t in enumerate(items)
+    ]
+    if b.fault("order") or b.rng.random() < 0.2:
+        parts.reverse()
+    names = ("m",) if flat else ("n", "s")
+    b.sizes["m"] = b.sizes["n"] * b.sizes["s"]
+    b.keep(Val(ref, b.imp.op("cat", parts, 0), names, (None,) * len(names)))  # type: ignore[arg-type]
+
+
 @scene("collectives everywhere")
 def collectives(b: Build) -> None:
     """Every collective over a group, on one of several placements, whether it fits or not."""

@@ -43,7 +43,7 @@ def masked_index(b: Build, w: Writer, ids: Ref, low: Any, high: Any, style: str,
     # vllm: base and added vocabulary, the added one empty
     inside = w.op("bitwise_and.Tensor", w.op("ge.Scalar", ids, low), w.op("lt.Scalar", ids, high))
     added = w.op("bitwise_and.Tensor", w.op("ge.Scalar", ids, total), w.op("lt.Scalar", ids, total))
-    factor = 0
+    factor: Any = 0
     if isinstance(low, PerRank) and b.rng.random() < 0.5:  # any numbers: nothing is ever added
         factor = PerRank(tuple(b.rng.choice([0, 3, 4, 7, 11]) for _ in low.values))
     offset = w.op("add.Tensor", w.op("mul.Tensor", inside, low), w.op("mul.Tensor", added, factor))

@@ -180,6 +180,14 @@ class Writer:
         """The value of one rank of the group on all of them."""
         return self._wait(self.op("_c10d_functional.broadcast.default", x, source, group))
 
+    def exchange(self, x: Ref, group: str, shift: int = 1) -> Ref:
+        """Every rank of a group sends to the rank ``shift`` places on, and receives from the one as far back."""
+        members = [next(g for g in self.groups[group] if r in g) for r in range(self.ranks)]
+        target = self.per_rank(lambda r: members[r][(members[r].index(r) + shift) % len(members[r])])
+        source = self.per_rank(lambda r: members[r][(members[r].index(r) - shift) % len(members[r])])
+        self.op("_c10d_functional.isend.default", x, target, 0, group, gives=(self.dtype(x), (0,)))
+        return self._wait(self.op("_c10d_functional.irecv.default", x, source, 0, group))
+
     def _wait(self, x: Ref) -> Ref:
         return self.op("_c10d_functional.wait_tensor.default", x)
 

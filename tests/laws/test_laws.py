@@ -11,6 +11,7 @@ import cases_collective
 import cases_experts
 import cases_layout
 import cases_local
+import cases_messages
 import cases_ordered
 import cases_partial
 import cases_ranks
@@ -33,6 +34,7 @@ MODULES = (
     cases_vocabulary,
     cases_ranks,
     cases_slices,
+    cases_messages,
     cases_experts,
 )
 CASES: dict[str, LawCase] = {c.name: c for module in MODULES for c in module.CASES}

@@ -9,6 +9,7 @@ from typing import Any
 from emerge.facts.families import FamilyNode
 from emerge.facts.lower import Iter, Lowering, Tensor, Tie, Unsupported, axis, lowers
 from emerge.facts.mesh import Block
+from emerge.graph.model import Ref
 
 REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "prod", "product": "prod", "avg": "avg"}
 
@@ -186,3 +187,25 @@ def broadcast_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[
         relocation=("broadcast", "none"),
         group=blocks,
     )
+
+
+@lowers("_c10d_functional.irecv", "c10d_functional.irecv")
+def receive(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """What the peer sent. Peers and receivers differ along some axes of the mesh; so may the copies of a stage."""
+    source = node.kwargs.get("sent")
+    if not isinstance(source, Ref):
+        raise Unsupported("which message it receives is not known")
+    name = source.name
+    x, peers = low.sent.get(name), low.integers(kwargs.get("src", args[1] if len(args) > 1 else None))
+    if not isinstance(x, Tensor) or peers is None:
+        raise Unsupported("what its peers send is unknown")
+    if tuple(node.shape or ()) != x.shape or node.dtype != x.dtype:
+        raise Unsupported("its peers send a tensor of another type")
+    stage = node.extra.get("stage", node.ranks)
+    apart = set(low.mesh.fixed(stage) or ()) | set(low.mesh.fixed(low.ranks_of[name]) or ())
+    for rank in stage:
+        if not 0 <= peers[rank] < low.mesh.ranks:
+            raise Unsupported(f"its peer {peers[rank]} is no rank")
+        apart |= low.mesh.differ(rank, peers[rank])
+    blocks = [b for b in low.mesh.whole() if b.dim in apart]
+    return moved(low, x, "transfer", "none", "transfer", same_shape(x), list(x.shape), blocks) if blocks else x

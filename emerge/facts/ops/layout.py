@@ -11,9 +11,10 @@ from math import prod
 from typing import Any
 
 from emerge.facts.families import FamilyNode, RankVector
-from emerge.facts.lower import Iter, Lowering, Made, Multi, Tensor, Tie, Unsupported, axis, lowers, whole
+from emerge.facts.lower import Iter, Lowering, Made, Multi, Tensor, Tie, Unsupported, Void, axis, lowers, whole
 from emerge.facts.ops.blocks import placed_range
 from emerge.facts.ops.collective import all_gather
+from emerge.facts.ops.joined import cat_of_pieces, joined
 from emerge.facts.shapes import normalize_dim, resolve_view, slice_bounds
 from emerge.graph.model import DType, is_floating
 
@@ -504,14 +505,26 @@ def splits(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
     return multi
 
 
-def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
-    """Concatenation along ``d``."""
-    parts = [p for p in parts if p.shape != (0,)]
+def cat(low: Lowering, parts: Sequence[Tensor], d: int, join: bool = True) -> Tensor:
+    """Concatenation along ``d``.
+
+    Args:
+        join: whether results of one operator become that operator on joined operands; not for the algebra, which asks
+            for this very concatenation because the other form was no use.
+    """
+    if any(
+        p.dtype != q.dtype and not (is_floating(p.dtype) and is_floating(q.dtype)) for p in parts for q in parts[:1]
+    ):
+        raise Unsupported("joins tensors of different types")
+    parts = [p for p in parts if not isinstance(p, Void)]  # a piece without elements adds nothing
     if len(parts) == 1:
         return parts[0]
-    regathered = _cat_of_pieces(low, parts, d)
+    regathered = cat_of_pieces(low, parts, d)
     if regathered is not None:
         return regathered
+    whole_op = joined(low, parts, d) if join else None
+    if whole_op is not None:
+        return whole_op
     sizes = [p.shape[d] for p in parts]
     total = sum(sizes)
     shape = [total if k == d else n for k, n in enumerate(parts[0].shape)]
@@ -526,37 +539,13 @@ def cat(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor:
     return low.remember(low.op(f"cat#{sizes}", "cat", parts, iters, shape, parts[0].dtype), "cat", parts, d)
 
 
-def _cat_of_pieces(low: Lowering, parts: Sequence[Tensor], d: int) -> Tensor | None:
-    """Consecutive pieces of one tensor joined in order: a slice of it, or a rearrangement (gather on another dimension)."""
-    for source, e, first in low.pieces_of.get(parts[0].id, ()):
-        sizes = [p.shape[e] for p in parts]
-        if e != d and len(set(sizes)) > 1:
-            continue
-        starts = [first + sum(sizes[:i]) for i in range(len(parts))]
-        if any(
-            not any(s.id == source.id and (f, at) == (e, start) for s, f, at in low.pieces_of.get(p.id, ()))
-            for p, start in zip(parts, starts)
-        ):
-            continue
-        base = slice_plain(low, source, e, first, first + sum(sizes), 1)
-        if e == d:
-            return base
-        n, pieces = sizes[0], len(parts)
-        shape = list(parts[0].shape)
-        shape[d] *= pieces
-        ties = [(k, 1, k, 1, m) for k, m in enumerate(base.shape) if k not in (d, e)]
-        ties += [(e, 1, e, 1, n), (d, 1, d, 1, base.shape[d]), (d, base.shape[d], e, n, pieces)]
-        return low.layout(base, shape, ties)
-    return None
-
-
 @lowers("aten.cat", "aten.concat", "aten.concatenate")
 def cat_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     parts = args[0]
     if any(not isinstance(p, Tensor) for p in parts):
         raise Unsupported("joins something that is not a tensor")
-    return cat(low, parts, normalize_dim(dim, len(parts[0].shape)))
+    return cat(low, parts, normalize_dim(dim, max(len(p.shape) for p in parts)))
 
 
 @lowers("aten.stack")

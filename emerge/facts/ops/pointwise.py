@@ -465,8 +465,9 @@ def logic(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
         for held, other in ((x, y), (y, x)):
             if held.constant is not None and short != "xor":
                 # True and y is y, False and y is False; likewise for or
+                spread = low.broadcast_to(other, node.shape)
                 decided = bool(held.constant) == (short == "or")
-                return low.constant(bool(held.constant), node.shape, "bool") if decided else low.broadcast_to(other, node.shape)
+                return low.constant(bool(held.constant), spread.shape, "bool") if decided else spread
         return low.pointwise(short, short, [x, y], "bool", commutative=short != "xor")
     return low.pointwise(f"bit{short}", "bit", [x, y], result_dtype(node, x.dtype))
 
@@ -634,6 +635,16 @@ def addcmul(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     return low.pointwise("add", "add", [args[0], low.scaled(product, value)], args[0].dtype)
 
 
+def converted(low: Lowering, x: Tensor, dtype: str) -> Tensor:
+    """Integers or truth values as floating numbers.
+
+    Truth values are exact in every floating type and have one body; a narrow type may round integers (positions in
+    bfloat16), so these keep the type.
+    """
+    body = "cast#float" if x.dtype == "bool" else f"cast#{dtype}"
+    return low.retyped(low.pointwise(body, "convert", [x], dtype), dtype)
+
+
 @lowers(
     "aten._to_copy", "aten.to", "aten.type_as", "aten.float", "aten.half", "aten.bfloat16", "prims.convert_element_type"
 )
@@ -645,6 +656,8 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         return low.retyped(x, target)
     if x.constant is not None and is_floating(target):
         return low.constant(x.constant, x.shape, target)
+    if is_floating(target):
+        return converted(low, x, target)
     known = two_valued(low, x) if target == "bool" else None
     if known is not None:
         return choice(low, known[0], bool(known[1]), bool(known[2]), x.shape)

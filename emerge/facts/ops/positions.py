@@ -13,7 +13,7 @@ from typing import Any
 from emerge.facts.families import FamilyNode
 from emerge.facts.lower import Iter, Lowering, Tensor, Tie, Unsupported, lowers, result_dtype, whole
 from emerge.facts.ops.layout import view
-from emerge.graph.model import is_integer
+from emerge.graph.model import is_floating, is_integer
 
 
 @lowers("aten.arange")
@@ -31,6 +31,15 @@ def arange(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, A
             iters = [Iter(n, "pos", whole(n, 0))]
             return low.op(f"range#{start}#{step}#{n}", "iota", [], iters, [n], dtype)
         raise Unsupported("its bounds are not integers")
+    if is_floating(dtype):  # the numbers of the integer range
+        from emerge.facts.ops.pointwise import converted
+
+        whole_numbers = positions(low, n, starts, step, "int64")
+        found = low.recipes.get(whole_numbers.id)
+        result = converted(low, whole_numbers, dtype)
+        if found is not None and dtype in ("float32", "float64") and max(abs(starts[0]), abs(starts[0] + step * n)) <= 2**24:
+            low.recipes[result.id] = found  # exact: for the algebra it is a range, of floats
+        return result
     return positions(low, n, starts, step, dtype)
 
 
@@ -167,6 +176,9 @@ def positions_sliced(low: Lowering, x: Tensor, d: int, starts: Sequence[int], si
         inner = positions_sliced(low, made.args[0], source, starts, size)
         ties = [(*t[:4], size) if t[0] == d else t for t in made.ties]
         return None if inner is None else low.layout(inner, shape, ties, made.broadcast)
+    if made.kind == "convert" and made.args[0].shape == x.shape:
+        part = positions_sliced(low, made.args[0], d, starts, size)
+        return None if part is None else low.pointwise(made.body, made.kind, [part], x.dtype)
     if made.body not in ("lt", "not"):
         return None
     parts = []
