@@ -648,6 +648,8 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         return low.retyped(x, target)
     if x.constant is not None and is_floating(target):
         return low.constant(x.constant, x.shape, target)
+    if x.constant is not None and target == "bool":
+        return low.constant(bool(x.constant), x.shape, target)
     known = two_valued(low, x) if target == "bool" else None
     if known is not None:
         return choice(low, known[0], bool(known[1]), bool(known[2]), x.shape)
