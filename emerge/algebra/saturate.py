@@ -26,7 +26,7 @@ class Budget:
         seconds: wall-clock limit, looked at between rounds.
     """
 
-    rounds: int = 40
+    rounds: int = 20
     growth: int = 40
     seconds: float = 20.0
 

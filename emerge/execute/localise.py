@@ -23,6 +23,7 @@ from emerge.execute.shrink import Shrinker, Side
 from emerge.execute.trial import Mismatch, Run
 from emerge.facts.families import FamilyNode, FamilyValue
 from emerge.facts.lower import Tensor
+from emerge.facts.ops.masks import FINITE_MASK
 from emerge.graph.model import Node, Ref, is_integer
 
 #: Operators that hand their operand on, rearranged, moved between ranks or cast.
@@ -49,9 +50,6 @@ _MOVING = _TRANSPARENT | {
     *("cat", "stack", "narrow", "split", "split_with_sizes", "chunk", "select", "index_select", "mul", "div"),
     *("repeat", "repeat_interleave"),
 }
-
-#: Those that choose between two constants where a mask holds.
-_SELECTIONS = {"where", "masked_fill"}
 
 #: Those that put pieces together.
 _JOINING = {"cat", "stack"}
@@ -230,25 +228,28 @@ class Localiser:
 
     @cached_property
     def _indices(self) -> set[str]:
-        """Masks and indices made of integers alone, and masks of two constants.
+        """Masks and indices made of integers alone, also masks written as numbers (0 beside -inf or nearly that).
 
-        They are often spelled differently on both sides (one range here, a range per rank there); what they do shows
-        where a floating value is looked up or masked with them.
+        They are often spelled differently on both sides (one range here, a range per rank there, inside a kernel); what
+        they do shows where a floating value is looked up or masked with them.
         """
         types = self.setup.reference.types()
         found: set[str] = set()
+        literals = {n.name for n in self.setup.reference.nodes if not any(True for _ in n.refs())}
         for node in self.setup.reference.nodes:
-            made_of = [r in found or (r not in self.nodes and is_integer(types[r].dtype)) for r in node.refs()]
+            refs = list(node.refs())
+            made_of = [r in found or (r not in self.nodes and is_integer(types[r].dtype)) for r in refs]
             if all(made_of) and node.dtype is not None and is_integer(node.dtype):
                 found.add(node.name)
-            elif split_op(node.op)[1] in _SELECTIONS and node.refs():
-                if all(made or not self._refs_of(r) for made, r in zip(made_of, node.refs())):
-                    found.add(node.name)
+            elif any(made_of) and all(m or r in literals for m, r in zip(made_of, refs)) and self._is_mask(node.name):
+                found.add(node.name)
         return found
 
-    def _refs_of(self, name: str) -> list[str]:
-        """What a node reads; an input counts as reading itself."""
-        return list(self.nodes[name].refs()) if name in self.nodes else [name]
+    def _is_mask(self, name: str) -> bool:
+        value = self.run.reference.get(name)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return False
+        return bool(((value == 0) | (value <= float(FINITE_MASK))).all()) and bool((value != 0).any())
 
     # ---- values in another order ------------------------------------------------------------------------------------
 

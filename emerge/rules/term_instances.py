@@ -214,6 +214,12 @@ class Filler:
                 return (*args[0][: args[1]], args[2], *args[0][args[1] + 1 :])
             if term.op == "vec-of":
                 return tuple(args)
+            if term.op == "vec-length":
+                return len(args[0])
+            if term.op == "vec-push":
+                return (*args[0], args[1])
+            if term.op == "vec-pop":
+                return args[0][:-1] if args[0] else None
             if term.op == "vec-empty":
                 return ()
             if term.op in ("+", "-", "*") and len(args) == 2:

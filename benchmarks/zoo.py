@@ -1,0 +1,59 @@
+"""Captured pairs of two model libraries with known verdicts: ``EMERGE_ZOO=DIR python benchmarks/zoo.py [CASE...] [--kind tp1]``.
+
+``EMERGE_ZOO`` holds ``CASE/KIND/`` directories (``seq.json``, ``rank*.json``, ``relations.json``), KIND being e.g. ``tp1`` or
+``tp2``. What is expected is read from ``relations.json``. Prints a table in Markdown: case, expected, got, seconds of
+CPU, and the first place named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from emerge.campaign.config import PairSpec
+from emerge.campaign.run import RunOptions, run_pair
+
+EXPECTED = {"refines": "EQUIVALENT", "bug": "NOT_EQUIVALENT"}
+
+
+def row(folder: Path, engine: str) -> tuple[bool, str]:
+    """Whether the verdict is the expected one, and the row of the table."""
+    relations = json.loads((folder / "relations.json").read_text(encoding="utf-8"))
+    expected = EXPECTED.get(relations.get("expected", ""), "?")
+    started = time.process_time()
+    result = run_pair(PairSpec(folder.parent.name, case=folder), RunOptions(engine=engine))
+    seconds = time.process_time() - started
+    first = next((f for f in result.findings if f.severity == "error"), None)
+    where = f"{first.kind} {' '.join(first.reference_nodes)} {first.reference_source or ''}".strip() if first else ""
+    right = result.verdict == expected
+    got = result.verdict if right else f"**{result.verdict}**"
+    return right, f"| {folder.parent.name} {folder.name} | {expected} | {got} | {seconds:.1f} | {where} |"
+
+
+def main() -> None:
+    """Decides every case given, or all of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*")
+    parser.add_argument("--kind", default="tp1")
+    parser.add_argument("--engine", default="embedded")
+    options = parser.parse_args()
+    root = os.environ.get("EMERGE_ZOO")
+    if not root:
+        sys.exit("EMERGE_ZOO is not set: name the folder of captured cases")
+    folders = sorted(Path(root).glob(f"*/{options.kind}/relations.json"))
+    folders = [f for f in folders if not options.cases or f.parent.parent.name in options.cases]
+    print("| case | expected | got | CPU s | first place |\n|---|---|---|---:|---|")
+    right = 0
+    for found in folders:
+        good, text = row(found.parent, options.engine)
+        right += good
+        print(text, flush=True)
+    print(f"\n{right} of {len(folders)} as expected")
+
+
+if __name__ == "__main__":
+    main()
