@@ -74,11 +74,9 @@ def rule_files(extra: tuple[Path, ...] = ()) -> tuple[Path, ...]:
 
 def available() -> bool:
     """Whether egglog can be imported."""
-    try:
-        import egglog.bindings  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    from importlib.util import find_spec
+
+    return find_spec("egglog") is not None
 
 
 def load(files: Sequence[Path]) -> Any:

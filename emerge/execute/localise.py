@@ -51,9 +51,6 @@ _MOVING = _TRANSPARENT | {
     *("repeat", "repeat_interleave"),
 }
 
-#: Those that choose between two constants where a mask holds.
-_SELECTIONS = {"where", "masked_fill"}
-
 #: Those that put pieces together.
 _JOINING = {"cat", "stack"}
 

@@ -929,7 +929,7 @@ OVERLOADS = frozenset(
         "int_list int_to_int intlist left_t list_Tensor list_bool list_float list_int list_str memory_format "
         "msg other out prim_Device prim_dtype prim_other quantized right_ sections self self_Tensor self_int "
         "sizes stable start start_step str str_list sublist t tensor_indices_or_sections using_ints values "
-        "values_stable "
+        "values_stable value src "
     ).split()
 )
 

@@ -127,8 +127,7 @@ class Numbering:
                     break
                 levels[d].append(level)
                 extents[d] *= level.count
-        while not _dense(levels):
-            d = next(d for d, found in enumerate(levels) if found)
+        while (d := _with_gap(levels)) is not None:
             extents[d] //= levels[d].pop().count
         at = _unravel(first - source.start, source.shape)
         ranges = tuple((i, i + prod(v.count for own in levels for v in own if v.axis == k)) for k, i in enumerate(at))
@@ -172,18 +171,20 @@ def _equal(lines: Any, value: int) -> int:
     return int(fit.shape[0]) if bool(fit.all()) else int((~fit).nonzero()[0])
 
 
-def _dense(levels: list[list[Level]]) -> bool:
-    """True when the levels of every source axis count through a range without gaps."""
-    own: dict[int, list[Level]] = {}
-    for level in (v for found in levels for v in found):
-        own.setdefault(level.axis, []).append(level)
-    for found in own.values():
+def _with_gap(levels: list[list[Level]]) -> int | None:
+    """The axis of the array that runs through a source axis with gaps; None where every source axis is counted through a
+    range without gaps."""
+    own: dict[int, list[tuple[Level, int]]] = {}
+    for d, found in enumerate(levels):
+        for level in found:
+            own.setdefault(level.axis, []).append((level, d))
+    for ordered in (sorted(found, key=lambda v: v[0].step) for found in own.values()):
         expected = 1
-        for level in sorted(found, key=lambda v: v.step):
+        for level, _ in ordered:
             if level.step != expected:
-                return False
+                return ordered[-1][1]
             expected *= level.count
-    return True
+    return None
 
 
 def _unravel(index: int, shape: tuple[int, ...]) -> list[int]:

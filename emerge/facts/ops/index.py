@@ -204,6 +204,17 @@ def _put_permutation(low: Lowering, x: Tensor, index: Tensor, value: Tensor) -> 
     return result
 
 
+@lowers("aten.scatter")
+def scatter(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """``(x, dim, index, value)``: where the dimension has one position, everything is overwritten."""
+    x, i, c = args[0], args[2], scalar_constant(args[3])
+    d = normalize_dim(args[1], len(x.shape))
+    whole_ = isinstance(i, Tensor) and i.shape == x.shape and x.shape[d] == 1
+    if not whole_ or len(args) > 4 or kwargs or c is None or isinstance(args[3], Tensor):
+        raise Unsupported("scatters")
+    return low.constant(c, x.shape, result_dtype(node, x.dtype))
+
+
 @lowers("aten.one_hot")
 def one_hot_op(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)

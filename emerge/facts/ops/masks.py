@@ -79,8 +79,23 @@ def compare_two_valued(low: Lowering, name: str, x: Tensor, c: Fraction | float)
     return mask if inside else negated(low, mask)
 
 
-def softmax_operand(low: Lowering, x: Tensor) -> Tensor:
-    """The operand of a softmax with its masks in one form: -inf written where a mask holds.
+def without_maximum(low: Lowering, x: Tensor, d: int) -> Tensor:
+    """``y`` where ``x`` is ``y`` minus its maximum along ``d``: their softmax is the same, and undefined at the same rows."""
+    made = low.made_by.get(x.id)
+    if made is None or made.kind != "sub" or made.args[0].shape != x.shape:
+        return x
+    y, most = made.args
+    below = low.view_of.get(most.id, most)
+    how = low.made_by.get(below.id)
+    kept = tuple(1 if k == d else n for k, n in enumerate(x.shape))
+    if how is None or how.body != "max" or how.args[0].id != y.id or most.shape != kept:
+        return x
+    gone = [it for it in how.iters if it.role != "p"]
+    return y if len(gone) == 1 and [t.d for _, ties in gone[0].args for t in ties] == [d] else x
+
+
+def softmax_operand(low: Lowering, x: Tensor, d: int) -> Tensor:
+    """The operand of a softmax along ``d`` with its masks in one form: -inf written where a mask holds.
 
     Adding 0 or a constant <= -65504 is writing -inf, in rows that keep an unmasked key (``finite_mask``).
     """
@@ -89,6 +104,12 @@ def softmax_operand(low: Lowering, x: Tensor) -> Tensor:
     made = low.made_by.get(x.id)
     if made is None or not is_floating(x.dtype):
         return x
+    joined = low.recipes.get(x.id)
+    if joined is not None and joined.name == "cat" and joined.params[0] == d:
+        from emerge.facts.ops.layout import cat
+
+        parts = [softmax_operand(low, p, d) for p in joined.args]
+        return x if [p.id for p in parts] == [p.id for p in joined.args] else cat(low, parts, d)
     minus = float("-inf")
     if made.kind == "add":
         for scores, added in (made.args, made.args[::-1]):
@@ -100,11 +121,11 @@ def softmax_operand(low: Lowering, x: Tensor) -> Tensor:
                 mask, a, b = negated(low, mask), b, a
             if b != 0 or a > FINITE_MASK:
                 continue
-            result = fill(low, low.broadcast_to(softmax_operand(low, scores), x.shape), mask, minus, x.dtype)
+            result = fill(low, low.broadcast_to(softmax_operand(low, scores, d - len(x.shape) + len(scores.shape)), x.shape), mask, minus, x.dtype)
             _finite(low, result, a)
             return result
     if made.kind == "fill" and (value := _number(made.body)) <= FINITE_MASK and value != minus:
-        result = fill(low, low.broadcast_to(softmax_operand(low, made.args[0]), x.shape), made.args[1], minus, x.dtype)
+        result = fill(low, low.broadcast_to(softmax_operand(low, made.args[0], d - len(x.shape) + len(made.args[0].shape)), x.shape), made.args[1], minus, x.dtype)
         _finite(low, result, value)
         return result
     return x

@@ -656,6 +656,8 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
         return low.retyped(x, target)
     if x.constant is not None and is_floating(target):
         return low.constant(x.constant, x.shape, target)
+    if x.constant is not None and target == "bool":
+        return low.constant(bool(x.constant), x.shape, target)
     if is_floating(target):
         return converted(low, x, target)
     known = two_valued(low, x) if target == "bool" else None

@@ -72,6 +72,8 @@ def positions(low: Lowering, n: int, starts: Sequence[int], step: int, dtype: st
 
 def negated(low: Lowering, mask: Tensor) -> Tensor:
     """The negation of a mask; two negations cancel."""
+    if mask.constant is not None and mask.dtype == "bool":
+        return low.constant(not mask.constant, mask.shape, "bool")
     made = low.made_by.get(mask.id)
     if made is not None and made.kind == "not" and mask.dtype == "bool" and made.args[0].shape == mask.shape:
         return made.args[0]

@@ -74,10 +74,25 @@ def _values(low: Lowering, x: Tensor, d: int, k: int, largest: bool) -> Tensor:
 
 
 def _top(low: Lowering, x: Tensor, d: int, k: int, largest: bool, i: int) -> Tensor:
-    result = _ranked(low, f"topk#{i}#{k}#{largest}", "topk", x, d, k, "int64" if i else x.dtype)
+    if k == 1 and x.shape[d] == 1:
+        return low.constant(0, x.shape, "int64") if i else x
+    if k == 1:
+        # the first of a row is its maximum
+        name = "max" if largest else "min"
+        if i == 0:
+            result = reduce(low, x, [d], True, name, name, name, x.dtype)
+        else:
+            result = reduce(low, x, [d], True, "o", f"arg{name}", "arg", "int64")
+            low.assume("no_ties", result, "the largest value of a row stands at one position")
+    else:
+        result = _positions_or_values(low, x, d, k, largest, i)
     if i == 0:
         low.top_of[result.id] = (x, d)
     return result
+
+
+def _positions_or_values(low: Lowering, x: Tensor, d: int, k: int, largest: bool, i: int) -> Tensor:
+    return _ranked(low, f"topk#{i}#{k}#{largest}", "topk", x, d, k, "int64" if i else x.dtype)
 
 
 def _ranked(low: Lowering, body: str, kind: str, x: Tensor, d: int, size: int, dtype: str) -> Tensor:

@@ -12,7 +12,7 @@ from emerge.facts.families import FamilyNode
 from emerge.facts.lower import Iter, Lowering, Multi, Tensor, axis, lowers, result_dtype, whole
 from emerge.facts.ops.contraction import squeeze_keep
 from emerge.facts.ops.layout import view
-from emerge.facts.ops.masks import softmax_operand
+from emerge.facts.ops.masks import softmax_operand, without_maximum
 from emerge.facts.routing import note_histogram, note_reduced, note_sum
 from emerge.facts.shapes import normalize_dim
 from emerge.graph.model import is_floating
@@ -26,6 +26,10 @@ def reduce(
     iters = [axis(x.shape[d], "p", k, a0=d) for k, d in enumerate(kept)]
     iters += [Iter(x.shape[d], role, (), ((0, whole(x.shape[d], d)),)) for d in dims]
     result = low.op(body, kind, [x], iters, [x.shape[d] for d in kept], dtype)
+    if kind == "arg":
+        size = prod(x.shape[d] for d in dims)
+        low.base.add("index_bound", result.id, size)
+        low.position_limits[result.id] = size
     low.remember(result, "fold", [x], tuple(dims), role, body, kind)
     return view(low, result, squeeze_keep(x.shape, dims)) if keepdim else result
 
@@ -150,7 +154,7 @@ def softmax(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, 
     x = args[0]
     d = normalize_dim(kwargs.get("dim", args[1]), len(x.shape))
     name = node.op.split(".")[1].removeprefix("_")
-    x = softmax_operand(low, x)
+    x = softmax_operand(low, without_maximum(low, x, d) if is_floating(x.dtype) else x, d)
     return along(low, x, d, "w", name, name, result_dtype(node, x.dtype))
 
 
