@@ -149,7 +149,6 @@ ATTENTION = [
         {"other scale": written_out(scale=0.25)},
         {"q": HEADS, "k": HEADS, "v": HEADS},
         [HEADS],
-        unproved={"written out": "needs the decomposition of fused attention"},
     ),
     LawCase(
         "sdpa-queries-sharded",

@@ -539,7 +539,6 @@ NORM = [
         {"local": fused_softmax},
         {"x": COLS},
         [COLS],
-        unproved={"written out": "needs the decomposition of softmax into amax, exp, sum"},
     ),
     LawCase(
         "softmax-written-out",
