@@ -73,7 +73,7 @@ def test_cases_expand_environment_variables(tmp_path: Path, monkeypatch: pytest.
         ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relation: auto\n", 4, "did you mean 'relations'"),
         ("pairs:\n  - reference: {weights: x}\n    implementation: impl\n    relations: auto\n", 2, "exactly one of hf"),
         ("pairs:\n  - reference: {hff: {}}\n    implementation: impl\n    relations: auto\n", 2, "did you mean 'hf'"),
-        ("pairs:\n  - reference: ref.json\n    implementation: {weights: x}\n    relations: auto\n", 3, "not in this version"),
+        ("pairs:\n  - reference: ref.json\n    implementation: {weights: x}\n    relations: auto\n", 3, "exactly one of hf"),
         ("pairs:\n  - reference: ref.json\n    implementation: impl\n    given: {}\n", 4, "not in this version"),
         ("pairs:\n  - reference: gone.json\n    implementation: impl\n    relations: auto\n", 2, "does not exist"),
         ("pairs:\n  - reference: ref.json\n    relations: auto\n", 2, "no 'implementation'"),
