@@ -180,10 +180,17 @@ class Localiser:
                 seen.add(user)
                 if user in self._indices or self.counterparts(user) is None:
                     pending.append(user)
-                elif not is_integer(self.nodes[user].dtype or ""):
+                elif not self._decided(user):
                     return True
                 # a decision (which experts, which token) may be the same although what it was taken from differs
         return False
+
+    def _decided(self, name: str) -> bool:
+        """Whether a value consists of whole numbers: indices, masks, counts, also where they are kept as floats."""
+        value = self.run.reference.get(name)
+        if not isinstance(value, torch.Tensor) or value.is_complex():
+            return False
+        return not value.is_floating_point() or bool((value == value.round()).all())
 
     @cached_property
     def _users(self) -> dict[str, list[str]]:
