@@ -391,8 +391,13 @@ class Localiser:
         )
 
     def _same_elements(self, value: Any, family: str) -> bool:
-        """True where the family holds the same elements in any order: all that can be said without common axes."""
+        """True where the family holds the same elements in any order: all that can be said without common axes.
+
+        Of masks and one-hot forms that says nothing: which elements are set is what they are about.
+        """
         wanted = value.to(torch.float64).flatten().sort().values
+        if not value.is_floating_point() and len(wanted.unique()) <= 2:
+            return False
         parts = [self._local(family, r).to(torch.float64).flatten() for r in range(self.mesh.ranks)]
         found = [torch.cat(parts)]
         if parts[0].numel() == wanted.numel():

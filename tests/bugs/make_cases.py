@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+    sys.path[:0] = [str(p) for p in Path(__file__).resolve().parents[:3]]
 
+import attention_rows
+import layer_rows
+from bug_rows import INT64, Row, linear
 from support.build import (
     DType,
     GraphBuilder,
@@ -31,42 +32,6 @@ from support.build import (
 from emerge.graph.relations import ConcatExpr, Leaf, RelationEntry, SliceExpr
 
 HERE = Path(__file__).resolve().parent
-Program = Callable[[GraphBuilder], Any]
-INT64 = DType("int64")
-
-
-@dataclass
-class Row:
-    """One row of the corpus.
-
-    Attributes:
-        source, mechanism: of the corpus.
-        ranks: number of ranks of the only mesh axis ``tp``.
-        inputs, outputs: relations of both twins; ``wrong_inputs``: where the bug is in how weights are loaded.
-        blame: nodes at which a finding about the wrong twin may point; of the implementation first the planted one,
-            then its direct consumers.
-        ranges: exclusive upper bounds of integer inputs.
-    """
-
-    id: str
-    source: str
-    mechanism: str
-    ranks: int
-    reference: Program
-    right: Program
-    wrong: Program
-    inputs: list[RelationEntry]
-    outputs: list[RelationEntry]
-    blame: dict[str, list[str]]
-    diagnosis: str | None = None
-    wrong_inputs: list[RelationEntry] | None = None
-    blamed_ranks: list[int] | None = None
-
-
-def linear(g: GraphBuilder, x: Ref, w: Ref, **more: Any) -> Ref:
-    """``x w^T`` of two matrices, as ATen writes it."""
-    return g.aten("mm", x, g.aten("t", w), **more)
-
 
 # ---- COLL-01: a part that is reduced already is reduced again ---------------------------------------------------
 
@@ -499,6 +464,8 @@ ROWS = [
     CTL_04,
     CTL_05,
     CTL_07,
+    *attention_rows.ROWS,
+    *layer_rows.ROWS,
 ]
 
 
@@ -539,7 +506,7 @@ def write_row(row: Row, directory: Path) -> None:
         "mechanism": row.mechanism,
         "mesh": {"tp": row.ranks},
         "right": {"verdict": "EQUIVALENT"},
-        "wrong": {"verdict": "NOT_EQUIVALENT", "blame": blame},
+        "wrong": {"verdict": row.wrong_verdict, "blame": blame},
     }
     (directory / "case.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

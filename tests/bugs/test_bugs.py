@@ -18,14 +18,30 @@ from emerge.verdict.decide import decide
 from emerge.verdict.types import PairResult
 
 HERE = Path(__file__).resolve().parent
-IDS = [row.id for row in make_cases.ROWS]
+ROWS = {row.id: row for row in make_cases.ROWS}
+IDS = list(ROWS)
+REFUTED = [i for i in IDS if ROWS[i].wrong_verdict == "NOT_EQUIVALENT"]
+#: Rows that Souffle derives too: the engines are compared with one another elsewhere.
+SOUFFLE = ["COLL-01", "BIAS-01", "POS-15", "NORM-01"]
 
 #: Right twins that have no derivation yet: where it stops, and what is missing.
 UNPROVED = {
     "BIAS-06": "stops at argmax: no law writes an arg-max over a sharded axis as the winner among the ranks' arg-maxes",
+    "POS-01-pairs": "x cos + rotate_every_two(x) sin against stacked pairs: no rule moves pointwise functions through views",
+    "CTL-01": "softmax(x + c) = softmax(x) needs c finite, and slope (j + 1) = slope j + slope needs a finite slope: the "
+    "algebra does not know which tensors are finite",
+    "CTL-03": "no law about the top-k of a softmax: its positions are those of the logits where the softmax is defined",
 }
-#: Wrong twins whose derivation stops nowhere: axes that do not nest take the axes of every tied tensor with them.
-NO_FRONTIER = {"QKV-03", "SHARD-07"}
+#: Wrong twins whose first finding is not at the planted node.
+MISPLACED = {
+    "BIAS-06": "points at the maximum of each rank, for the right spelling of the arg-max has no derivation either",
+}
+#: Wrong twins whose derivation stops nowhere.
+NO_FRONTIER = {
+    "QKV-03": "axis conflict: axes that do not nest take the axes of every tied tensor with them",
+    "SHARD-07": "axis conflict",
+    "ROUTE-04": "everything is aligned, the output up to a factor",
+}
 
 
 @cache
@@ -46,9 +62,11 @@ def expectations(row: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(params=["embedded", "souffle"])
-def engine(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Rows by engines: the embedded one for all."""
+    if "engine" in metafunc.fixturenames:
+        pairs = [(i, "embedded") for i in IDS] + [(i, "souffle") for i in SOUFFLE]
+        metafunc.parametrize(("row", "engine"), pairs)
 
 
 def test_files_are_what_the_script_makes(tmp_path: Path) -> None:
@@ -60,7 +78,6 @@ def test_files_are_what_the_script_makes(tmp_path: Path) -> None:
     assert not stale, f"run tests/bugs/make_cases.py; these differ: {stale}"
 
 
-@pytest.mark.parametrize("row", IDS)
 def test_right_twin_is_proved(row: str, engine: str, request: pytest.FixtureRequest) -> None:
     if row in UNPROVED:
         request.applymarker(pytest.mark.xfail(reason=UNPROVED[row], strict=True))
@@ -68,15 +85,13 @@ def test_right_twin_is_proved(row: str, engine: str, request: pytest.FixtureRequ
     assert not unproved(result), stops(result)
 
 
-@pytest.mark.parametrize("row", IDS)
 def test_wrong_twin_is_not_proved(row: str, engine: str) -> None:
     assert unproved(derived(row, "wrong", engine))
 
 
-@pytest.mark.parametrize("row", IDS)
 def test_derivation_stops_at_the_blame(row: str, engine: str, request: pytest.FixtureRequest) -> None:
     if row in NO_FRONTIER:
-        request.applymarker(pytest.mark.xfail(reason="axis conflict: nothing is aligned", strict=True))
+        request.applymarker(pytest.mark.xfail(reason=NO_FRONTIER[row], strict=True))
     result = derived(row, "wrong", engine)
     found = {result.reference.op_node[o] for o, _ in result.result.relations["frontier"]}
     blamed = expectations(row)["wrong"]["blame"]["reference"]
@@ -86,8 +101,11 @@ def test_derivation_stops_at_the_blame(row: str, engine: str, request: pytest.Fi
 @cache
 def verdict(row: str, twin: str) -> PairResult:
     pytest.importorskip("torch", reason="executing graphs needs torch")
+    from emerge.execute.ops.defined import register
     from emerge.execute.refute import refute
+    from emerge.kernels.registry import definitions
 
+    register(definitions(()))
     return decide(problem(row, twin), derived(row, twin, "embedded"), lambda p, d: refute(p, d, device="cpu"))
 
 
@@ -109,16 +127,20 @@ def test_verdict_of_the_wrong_twin(row: str) -> None:
     assert found.verdict == expectations(row)["wrong"]["verdict"], found.reason
 
 
-@pytest.mark.parametrize("row", IDS)
-def test_findings_point_at_the_blame(row: str) -> None:
+@pytest.mark.parametrize("row", REFUTED)
+def test_findings_point_at_the_blame(row: str, request: pytest.FixtureRequest) -> None:
+    if row in MISPLACED:
+        request.applymarker(pytest.mark.xfail(reason=MISPLACED[row], strict=True))
     blame = expectations(row)["wrong"]["blame"]
     found = verdict(row, "wrong").findings
-    reference = {n for f in found for n in f.reference_nodes}
+    shown = [(f.kind, f.reference_nodes, f.implementation_nodes) for f in found]
+    first = {n.partition(":")[2] for n in found[0].implementation_nodes}
+    assert set(found[0].reference_nodes) & set(blame["reference"]), shown
+    assert not first or first & set(blame["implementation"]), shown
     ranks = {int(n.partition(":")[0]) for f in found for n in f.implementation_nodes}
-    assert reference & set(blame["reference"]), [(f.kind, f.reference_nodes, f.implementation_nodes) for f in found]
     assert ranks >= set(blame.get("ranks", ())), found
     lines = {f.reference_source for f in found} | {f.implementation_source for f in found}
-    assert any(line and line.startswith("tests/bugs/make_cases.py:") for line in lines), lines
+    assert any(line and line.startswith("tests/bugs/") for line in lines), lines
 
 
 @pytest.mark.parametrize("row", IDS)
@@ -133,9 +155,14 @@ def test_blamed_nodes_exist(row: str) -> None:
 @pytest.mark.parametrize("row", IDS)
 def test_execution_agrees_with_the_expected_verdicts(row: str) -> None:
     pytest.importorskip("torch", reason="executing graphs needs torch")
+    from emerge.execute.ops.defined import register
+    from emerge.kernels.registry import definitions
+
+    register(definitions(()))
     for seed in (0, 1):
         assert largest_difference(problem(row, "right"), {}, seed) < 1e-9
-        assert largest_difference(problem(row, "wrong"), {}, seed) > 1e-3
+        if row in REFUTED:
+            assert largest_difference(problem(row, "wrong"), {}, seed) > ROWS[row].smallest
 
 
 def test_sizes_are_generic() -> None:

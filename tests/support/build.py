@@ -102,7 +102,7 @@ class GraphBuilder:
         Args:
             op: qualified name, e.g. ``aten.mm.default``.
             name: of the node; default: the operator's name, numbered.
-            result: dtype and shape, where the shape rules cannot tell or as a further check.
+            result: dtype and shape, where the shape rules cannot tell or as a further check; of every output alike.
         Raises:
             GraphError: the operands do not fit the operator.
             ValueError: no rule gives the type and ``result`` is missing.
@@ -114,7 +114,7 @@ class GraphBuilder:
         self._graph.nodes.append(node)
         if isinstance(found, list):
             node.is_tuple = True
-            types = [_known(op, s, None) for s in found if s is not None]
+            types = [_known(op, s, result) for s in found if s is not None]
             self._values[node.name] = TupleValue(dict(enumerate(types)), len(types))
             return Outputs(self, node, types)
         if isinstance(found, ScalarResult):
