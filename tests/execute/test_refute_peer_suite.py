@@ -108,7 +108,8 @@ FAULTS: dict[str, tuple[Callable[[Graph], None], str]] = {
     "layer norm eps": (argument("fused_layer_norm_affine_fwd", 4, 1e-6), "fused_layer_norm_affine_fwd"),
     "mask constant": (argument("masked_fill", 2, -5.0), "masked_fill"),
     "gelu variant": (argument("gelu", "approximate", "tanh"), "gelu"),
-    "query and key exchanged": (exchange("getitem_5", "getitem_6", 1), "baddbmm"),
+    # k q^T holds the scores transposed, so the programs part where the mask meets them
+    "query and key exchanged": (exchange("getitem_5", "getitem_6", 1), "masked_fill"),
     "two weights exchanged": (
         exchange("fused_layer_norm_affine_fwd", "fused_layer_norm_affine_fwd_1", 1),
         "fused_layer_norm_affine_fwd",
