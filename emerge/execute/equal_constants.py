@@ -126,9 +126,10 @@ def _unseen(digests: Mapping[str, Digest], low: Lowering) -> dict[str, Elements]
     out: dict[str, Elements] = {}
     for name, (*_, elements) in digests.items():
         tensor = low.tensors.get(name)
-        if elements is not None and isinstance(tensor, Tensor) and tensor.constant is None:
-            if elements.dim is None or range_along(low, tensor) is None:
-                out[name] = elements
+        if elements is None or not isinstance(tensor, Tensor) or tensor.constant is not None:
+            continue
+        if elements.dim is None or range_along(low, tensor) is None:
+            out[name] = elements
     return out
 
 

@@ -238,9 +238,9 @@ class Localiser:
         for node in self.setup.reference.nodes:
             refs = list(node.refs())
             made_of = [r in found or (r not in self.nodes and is_integer(types[r].dtype)) for r in refs]
-            if all(made_of) and node.dtype is not None and is_integer(node.dtype):
-                found.add(node.name)
-            elif any(made_of) and all(m or r in literals for m, r in zip(made_of, refs)) and self._is_mask(node.name):
+            index = all(made_of) and node.dtype is not None and is_integer(node.dtype)
+            written = any(made_of) and all(m or r in literals for m, r in zip(made_of, refs))
+            if index or (written and self._is_mask(node.name)):
                 found.add(node.name)
         return found
 
