@@ -1,4 +1,4 @@
-"""Captured pairs of two model libraries with known verdicts: ``EMERGE_ZOO=DIR python benchmarks/zoo.py [CASE...]``.
+"""Captured pairs with known verdicts: ``EMERGE_ZOO=DIR python benchmarks/zoo.py [CASE...] [--kind tp1]``.
 
 ``EMERGE_ZOO`` holds ``CASE/KIND/`` directories (``seq.json``, ``rank*.json``, ``relations.json``), KIND being e.g. ``tp1`` or
 ``tp2``. What is expected is read from ``relations.json``. Prints a table in Markdown: case, expected, got, seconds of
