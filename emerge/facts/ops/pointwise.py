@@ -664,7 +664,7 @@ def cast(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any
     if known is not None:
         return choice(low, known[0], bool(known[1]), bool(known[2]), x.shape)
     if is_integer(target) and target != "bool" and low.positions_below(x, target):
-        return x  # kept as what they were counted in
+        return low.retyped(x, target)
     exact = x.dtype in ("int64", "bool") and target == "int64"
     result = low.pointwise(f"cast#{target}", "cast" if exact else "convert", [x], target)
     if exact:
