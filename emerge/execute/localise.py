@@ -248,7 +248,7 @@ class Localiser:
             made_of = [r in found or (r not in self.nodes and is_integer(types[r].dtype)) for r in refs]
             whole = all(made_of) and node.dtype is not None and is_integer(node.dtype)
             chosen = any(made_of) and all(m or r in literals for m, r in zip(made_of, refs))
-            if whole or (chosen and (split_op(node.op)[1] in _SELECTIONS or self._is_mask(node.name))):
+            if whole or (chosen and self._is_mask(node.name)):
                 found.add(node.name)
         return found
 

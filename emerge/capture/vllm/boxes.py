@@ -127,8 +127,8 @@ class Numbering:
                     break
                 levels[d].append(level)
                 extents[d] *= level.count
-        while (d := _with_gap(levels)) is not None:
-            extents[d] //= levels[d].pop().count
+        while (gap := _with_gap(levels)) is not None:
+            extents[gap] //= levels[gap].pop().count
         at = _unravel(first - source.start, source.shape)
         ranges = tuple((i, i + prod(v.count for own in levels for v in own if v.axis == k)) for k, i in enumerate(at))
         local = tuple((a, a + n) for (a, _), n in zip(block, extents))
