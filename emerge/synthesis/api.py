@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
@@ -11,7 +11,7 @@ from emerge.facts.lower import Lowering, Tensor
 from emerge.graph.model import is_floating
 from emerge.relate.derive import Derivation, Problem
 from emerge.rules.equalities import EqualityCertificate
-from emerge.synthesis.generalise import Proposal, Side, inner, proposals
+from emerge.synthesis.generalise import Proposal, Side, inner, proposals, reverse
 from emerge.synthesis.store import Store, validate
 from emerge.synthesis.values import Executed, Matching, distinct, match
 from emerge.util.errors import EmergeError
@@ -42,12 +42,12 @@ class Synthesiser:
     """Looks for rules over several rounds of one pair; keeps what was tried.
 
     Args:
-        store: where rules go. known: names of rules that are loaded already.
+        stores: where rules go. known: names of rules that are loaded already.
         seconds: budget over all rounds.
     """
 
-    def __init__(self, store: Store, known: set[str], seconds: float, seed: int = 0) -> None:
-        self.store, self.known, self.seed = store, set(known), seed
+    def __init__(self, stores: Sequence[Store], known: Iterable[str], seconds: float, seed: int = 0) -> None:
+        self.stores, self.known, self.seed = stores, set(known), seed
         self.deadline = time.monotonic() + seconds
         self.seconds = seconds
         self.tried: set[str] = set()
@@ -105,7 +105,11 @@ class Synthesiser:
             result.refused.append((proposal.meaning, found.reason))
             return False
         self.known.add(proposal.name)
-        self.store.add(proposal.text(), found)
+        back = reverse(proposal)
+        if back is not None:
+            self.tried.add(back.canonical)  # rules apply to both sides, so one direction is enough
+        for store in self.stores:
+            store.add(proposal.text(), found)
         result.rules.append(proposal.name)
         return True
 

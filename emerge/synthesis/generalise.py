@@ -27,6 +27,8 @@ from emerge.synthesis.terms import (
     POINTWISE,
     NoTerm,
     TooLarge,
+    bare,
+    cheapest,
     constants,
     constructors,
     cut,
@@ -50,6 +52,7 @@ class Side:
 
     Attributes:
         aligned: roots with an alignment. root: of every tensor.
+        chosen: tensor -> the equal one with the simplest term.
     """
 
     low: Lowering
@@ -57,6 +60,10 @@ class Side:
     aligned: frozenset[int]
     root: Mapping[int, int]
     executed: Executed
+    chosen: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chosen = cheapest(self.low, self.is_aligned)
 
     def is_aligned(self, tensor: Tensor) -> bool:
         """Whether a tensor, or what it rearranges, has an alignment."""
@@ -86,7 +93,7 @@ class Proposal:
     @property
     def meaning(self) -> str:
         """The equation."""
-        return f"{_bare(formula(self.left))} = {_bare(formula(self.right))}"
+        return f"{bare(formula(self.left))} = {bare(formula(self.right))}"
 
     def text(self) -> str:
         """The rule as it stands in a file."""
@@ -94,19 +101,6 @@ class Proposal:
             f"; @meaning {self.meaning}\n(rewrite {write(self.left)}\n  {write(self.right)}\n"
             f'  :ruleset algebra :name "{self.name}")\n'
         )
-
-
-def _bare(text: str) -> str:
-    return text[1:-1] if text.startswith("(") and _closes(text) == len(text) - 1 else text
-
-
-def _closes(text: str) -> int:
-    depth = 0
-    for k, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if not depth:
-            return k
-    return -1
 
 
 @dataclass
@@ -162,7 +156,7 @@ def proposals(ref: Side, imp: Side, s: Tensor, d: Tensor, matching: Matching) ->
 
 
 def _cut(side: Side, tensor: Tensor, opened: set[int]) -> _Cut:
-    term, leaves = cut(side.low, tensor, lambda t: side.is_aligned(t) and t.id not in opened, MOST_NODES)
+    term, leaves = cut(side.low, tensor, lambda t: side.is_aligned(t) and t.id not in opened, side.chosen, MOST_NODES)
     made = _Cut(side, tensor, term, leaves)
     made.term = _collapsed(made, term)
     if made.pointwise:
@@ -352,6 +346,14 @@ def _renumbered(left: App, right: Term) -> Proposal:
 def _letter(k: int) -> str:
     letters = "xyzuvwabcdefgh"
     return letters[k] if k < len(letters) else f"x{k}"
+
+
+def reverse(proposal: Proposal) -> Proposal | None:
+    """The proposal read from right to left, where that can be a rule."""
+    right = proposal.right
+    if not isinstance(right, App) or not set(_variables(proposal.left)) <= set(_variables(right)):
+        return None
+    return _renumbered(right, proposal.left)
 
 
 def _variables(term: Term) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 
 from emerge.algebra.encode import term_of
@@ -56,8 +56,51 @@ def write(term: Term) -> str:
     return f"({term.op} {inner})" if inner else f"({term.op})"
 
 
-def cut(low: Lowering, tensor: Tensor, leaf: Callable[[Tensor], bool], most: int) -> tuple[Term, dict[str, Tensor]]:
+#: What an operator costs in a term: what depends on dimensions is hard to say without sizes.
+_COST = {"map": 1.0, "scale": 1.0, "place": 0.1, "view": 0.1}
+
+
+def cheapest(low: Lowering, leaf: Callable[[Tensor], bool]) -> dict[int, int]:
+    """For every tensor that the algebra has a term for, the tensor equal to it whose term is the simplest."""
+    classes: dict[int, int] = {}
+
+    def top(x: int) -> int:
+        while x in classes:
+            x = classes[x]
+        return x
+
+    members: dict[int, list[int]] = {}
+    for v, w in low.base.facts["same"]:
+        if v in low.made_by and w in low.made_by and top(v) != top(w):
+            classes[top(v)] = top(w)
+    for x in low.recipes:
+        members.setdefault(top(x), []).append(x)
+    cost: dict[int, float] = {}
+    best: dict[int, int] = {}
+    changed = True
+    while changed:
+        changed = False
+        for group, forms in members.items():
+            for x in forms:
+                recipe = low.recipes[x]
+                below = [0.0 if leaf(a) else cost.get(top(a.id), 0.0 if a.id not in low.recipes else None)
+                         for a in recipe.args]  # fmt: skip
+                if any(b is None for b in below):
+                    continue
+                total = _COST.get(recipe.name, 10.0) + sum(b for b in below if b is not None)
+                if total < cost.get(group, float("inf")):
+                    cost[group], best[group] = total, x
+                    changed = True
+    return {x: best[g] for g, forms in members.items() if g in best for x in forms}
+
+
+def cut(
+    low: Lowering, tensor: Tensor, leaf: Callable[[Tensor], bool], chosen: Mapping[int, int], most: int
+) -> tuple[Term, dict[str, Tensor]]:
     """The term of a tensor; operands for which ``leaf`` holds, or that have no term, are variables ``$tN``.
+
+    Args:
+        chosen: tensor -> the equal one whose term is taken (:func:`cheapest`).
 
     Raises:
         NoTerm: the tensor itself has none.
@@ -69,7 +112,7 @@ def cut(low: Lowering, tensor: Tensor, leaf: Callable[[Tensor], bool], most: int
 
     def build(t: Tensor, top: bool) -> Term:
         nonlocal count
-        recipe = low.recipes.get(t.id)
+        recipe = low.recipes.get(chosen.get(t.id, t.id))
         text = None if recipe is None or (not top and leaf(t)) else term_of(recipe, t)
         if text is None or recipe is None:
             if top:
@@ -134,18 +177,28 @@ def formula(term: Term) -> str:
     if term.op == "Map2" and isinstance(a[0], Lit) and a[0].value in _INFIX:
         return f"({formula(a[1])} {_INFIX[a[0].value]} {formula(a[2])})"
     if term.op.startswith("Map") and isinstance(a[0], Lit):
-        return f"{a[0].value}({', '.join(formula(x).removeprefix('(').removesuffix(')') if _outer(x) else formula(x) for x in a[1:])})"
+        return f"{a[0].value}({', '.join(bare(formula(x)) for x in a[1:])})"
     if term.op in ("Scale", "Shift"):
         sign = "*" if term.op == "Scale" else "+"
         return f"({_constant(a[0])} {sign} {formula(a[1])})"
     if term.op in LAYOUT:
-        return f"placed({formula(a[0])})" if term.op == "Place" else f"view({formula(a[0])})"
-    inner = [formula(x) for x in a if vector(x) is None]
+        return f"{term.op.lower()}({bare(formula(a[0]))})"
+    inner = [bare(formula(x)) for x in a if vector(x) is None]
     return f"{term.op.lower()}({', '.join(inner)})"
 
 
-def _outer(term: Term) -> bool:
-    return isinstance(term, App) and formula(term).startswith("(")
+def bare(text: str) -> str:
+    """A formula without the brackets around all of it."""
+    return text[1:-1] if text.startswith("(") and _closes(text) == len(text) - 1 else text
+
+
+def _closes(text: str) -> int:
+    depth = 0
+    for k, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if not depth:
+            return k
+    return -1
 
 
 def _constant(term: Term) -> str:
