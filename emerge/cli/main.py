@@ -273,6 +273,56 @@ def rules_check(
     opt.guarded(body, debug)
 
 
+@rules_app.command("promote")
+def rules_promote(
+    name: Annotated[str, typer.Argument(help="Name of a rule of the algebra.")],
+    source: Annotated[Path, typer.Option("--from", help="The .egg file it stands in.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder of rules.", show_default="the shipped rules")
+    ] = None,
+    new_name: Annotated[str | None, typer.Option("--as", help="Its name there.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Copies a rule, e.g. a synthesised one, into a folder of rules after validating it."""
+
+    def body() -> int:
+        from emerge.synthesis.store import promote
+
+        (path,) = _egg_files(source)
+        target, evidence = promote(name, path, to, new_name)
+        print(f"{new_name or name}: {evidence}, written to {target}")
+        return opt.OK
+
+    opt.guarded(body, debug)
+
+
+@rules_app.command("add")
+def rules_add(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A .egg file.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder of rules.")],
+    debug: Debug = False,
+) -> None:
+    """Copies the rules of a file into a folder of rules after validating all of them."""
+
+    def body() -> int:
+        from emerge.synthesis.store import add_rules
+
+        (path,) = _egg_files(source)
+        target, evidence = add_rules(path, to)
+        print(f"{path}: {evidence}, written to {target}")
+        return opt.OK
+
+    opt.guarded(body, debug)
+
+
+def _egg_files(path: Path) -> list[Path]:
+    from emerge.util.errors import InputError
+
+    if path.suffix != ".egg" or not path.is_file():
+        raise InputError("expected a .egg file; name one", str(path))
+    return [path]
+
+
 def main() -> None:
     """Entry point of the console script; exits with the status of DESIGN section 10."""
     sys.exit(run_main(sys.argv[1:]))

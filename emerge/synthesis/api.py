@@ -11,7 +11,7 @@ from emerge.facts.lower import Lowering, Tensor
 from emerge.graph.model import is_floating
 from emerge.relate.derive import Derivation, Problem
 from emerge.rules.equalities import EqualityCertificate
-from emerge.synthesis.generalise import Proposal, Side, inner, proposals, reverse
+from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, proposals, reverse
 from emerge.synthesis.store import Store, validate
 from emerge.synthesis.values import Executed, Matching, distinct, match
 from emerge.util.errors import EmergeError
@@ -51,6 +51,7 @@ class Synthesiser:
         self.deadline = time.monotonic() + seconds
         self.seconds = seconds
         self.tried: set[str] = set()
+        self.fresh: list[Proposal] = []
 
     def out_of_time(self) -> bool:
         """Whether the budget is spent."""
@@ -59,6 +60,7 @@ class Synthesiser:
     def round(self, problem: Problem, derivation: Derivation) -> Synthesis:
         """New rules for the tensors at which the derivation stopped."""
         result = Synthesis()
+        self.fresh = []
         try:
             executed = Executed(problem, derivation, self.seed)
         except EmergeError as exc:
@@ -91,9 +93,16 @@ class Synthesiser:
             if self.out_of_time():
                 return False
             small = inner(proposal)
+            if any(self.covered(p) for p in (small, proposal) if p is not None):
+                return True  # to be seen in the next derivation
             if any(self.accept(p, result) for p in (small, proposal) if p is not None):
                 return True
         return False
+
+    def covered(self, proposal: Proposal) -> bool:
+        """Whether a rule of this round says it already; rules apply to both sides, so one direction is enough."""
+        both = [p for p in (proposal, reverse(proposal)) if p is not None]
+        return any(is_instance(p, rule) for p in both for rule in self.fresh)
 
     def accept(self, proposal: Proposal, result: Synthesis) -> bool:
         """Validates a proposal that was not tried before, and keeps it."""
@@ -105,9 +114,7 @@ class Synthesiser:
             result.refused.append((proposal.meaning, found.reason))
             return False
         self.known.add(proposal.name)
-        back = reverse(proposal)
-        if back is not None:
-            self.tried.add(back.canonical)  # rules apply to both sides, so one direction is enough
+        self.fresh.append(proposal)
         for store in self.stores:
             store.add(proposal.text(), found)
         result.rules.append(proposal.name)

@@ -356,6 +356,21 @@ def reverse(proposal: Proposal) -> Proposal | None:
     return _renumbered(right, proposal.left)
 
 
+def is_instance(proposal: Proposal, rule: Proposal) -> bool:
+    """Whether a rule says what a proposal says, once terms are put for its variables."""
+    put: dict[str, Term] = {}
+
+    def fits(pattern: Term, term: Term) -> bool:
+        if isinstance(pattern, Var):
+            return put.setdefault(pattern.name, term) == term
+        if isinstance(pattern, App) and isinstance(term, App):
+            alike = pattern.op == term.op and len(pattern.args) == len(term.args)
+            return alike and all(map(fits, pattern.args, term.args))
+        return pattern == term
+
+    return fits(rule.left, proposal.left) and fits(rule.right, proposal.right)
+
+
 def _variables(term: Term) -> Iterator[str]:
     if isinstance(term, Var):
         yield term.name
