@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "emerge"
 ORDER = (
-    "util graph facts kernels algebra engine relate execute rules verdict report campaign cli".split()
+    "util graph facts kernels algebra engine relate execute rules synthesis verdict report campaign cli".split()
 )
 #: Capture turns programs into graphs; it knows graphs only.
 BEFORE = {name: set(ORDER[: i + 1]) for i, name in enumerate(ORDER)} | {"capture": {"util", "graph", "capture"}}

@@ -79,7 +79,7 @@ def _define(low: Lowering, tensor: Tensor, done: set[int], specs: set[str]) -> I
             stack.pop()
             continue
         recipe = low.recipes.get(x.id)
-        term = _term(recipe, x) if recipe is not None else None
+        term = term_of(recipe, x) if recipe is not None else None
         # what a leaf is made of still has terms of its own
         below = recipe.args if term is not None and recipe is not None else _operands(low, x)
         open_ = [a for a in below if a.id not in done]
@@ -102,7 +102,7 @@ def _operands(low: Lowering, x: Tensor) -> Sequence[Tensor]:
     return made.args if made is not None else ()
 
 
-def _term(recipe: Recipe, x: Tensor) -> str | None:
+def term_of(recipe: Recipe, x: Tensor) -> str | None:
     """The term of a tensor in terms of the globals of its operands; None for a leaf."""
     a = [global_name(t.id) for t in recipe.args]
     p = recipe.params

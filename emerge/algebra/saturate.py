@@ -66,10 +66,16 @@ class Classes:
     seconds: float = 0.0
 
 
+#: Shipped rule files of the minimal base: how slices, concatenations and rearrangements move, and no algebra of functions.
+MINIMAL = ("layout.egg",)
+BASES = ("full", "minimal")
+
+
 @lru_cache(maxsize=8)
-def rule_files(extra: tuple[Path, ...] = ()) -> tuple[Path, ...]:
-    """The language, the shipped rules and those of the user, in the order they are read."""
-    return (resource_dir("rules") / LANGUAGE, *shipped_files(), *egg_files(extra))
+def rule_files(extra: tuple[Path, ...] = (), base: str = "full") -> tuple[Path, ...]:
+    """The language, the shipped rules (``minimal``: those of :data:`MINIMAL`) and those of the user, in reading order."""
+    shipped = [p for p in shipped_files() if base == "full" or p.name in MINIMAL]
+    return (resource_dir("rules") / LANGUAGE, *shipped, *egg_files(extra))
 
 
 def available() -> bool:

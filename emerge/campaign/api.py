@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emerge.campaign.config import PairSpec, RelationSpec, is_live, load_relation_lines, rule_files
+from emerge.algebra.saturate import BASES
+from emerge.campaign.config import PairSpec, RelationSpec, SynthesisSpec, is_live, load_relation_lines, rule_files
 from emerge.campaign.run import RunOptions, run_pair
 from emerge.capture.source import SourceSpec, parse_spec
 from emerge.graph.model import Graph
@@ -55,6 +56,8 @@ def compare(
     rules: Sequence[str | Path] = (),
     trust: Sequence[str] = (),
     engine: str = "auto",
+    base: str = "full",
+    synthesis: bool | str | Path = False,
     seed: int = 0,
     timeout: float | None = None,
 ) -> PairResult:
@@ -70,6 +73,8 @@ def compare(
         outputs: claimed alignments of outputs, by name or position; default as in a campaign.
         mesh: device axes of the implementation.
         rules, trust: rule files of your own, and laws of theirs admitted without certificate.
+        base: shipped rules of the algebra, ``full`` or ``minimal`` (those about layout only).
+        synthesis: synthesise rules where a proof falls short; a folder keeps them.
         timeout: seconds.
 
     Raises:
@@ -96,6 +101,8 @@ def compare(
         trust=list(trust),
         seed=seed,
         seconds=timeout,
+        base=_base(base),
+        synthesis=_synthesis(synthesis),
     )
     result = run_pair(spec, RunOptions())
     if result.error is not None:
@@ -148,6 +155,18 @@ def _program(
     if mesh is not None:
         return capture_ranks(program, mesh, name=side)
     return [capture(program, tuple(inputs), name=side)]
+
+
+def _base(name: str) -> str:
+    if name not in BASES:
+        raise InputError(f"unknown base {name!r}; use {' or '.join(BASES)}")
+    return name
+
+
+def _synthesis(wanted: bool | str | Path) -> SynthesisSpec | None:
+    if isinstance(wanted, bool):
+        return SynthesisSpec() if wanted else None
+    return SynthesisSpec(folder=Path(wanted))
 
 
 def _lines(relations: Mapping[str, Any]) -> list[RelationSpec]:

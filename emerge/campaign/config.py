@@ -25,18 +25,18 @@ EXPECT = ("equivalent", "not_equivalent")
 #: Keys of the campaign format that belong to parts this version does not have yet.
 LATER = {
     "given": "implementation inputs without a reference tensor",
-    "synthesis": "rule synthesis",
     "validate": "validation options",
     "perturb": "perturbed relations",
 }
 
-_CAMPAIGN_KEYS = ("campaign", "mesh", "engine", "rules", "trust", "fail_on", "seed", "budget", "pairs")
+_CAMPAIGN_KEYS = ("campaign", "mesh", "engine", "rules", "trust", "fail_on", "seed", "budget", "synthesis", "pairs")
 _PAIR_KEYS = (
     "id", "case", "cases", "reference", "implementation", "relations", "outputs", "mesh", "expect", "engine", "rules",
-    "trust", "fail_on", "seed", "budget", "ignore",
+    "trust", "fail_on", "seed", "budget", "synthesis", "ignore",
 )  # fmt: skip
 _RELATION_KEYS = ("of", "is", "placements")
 _BUDGET_KEYS = ("seconds", "memory_gb")
+_SYNTHESIS_KEYS = ("enabled", "budget_seconds", "folder")
 _IGNORE_KEYS = ("finding", "reason", "issue")
 
 
@@ -67,6 +67,18 @@ class Ignore:
     issue: str
 
 
+@dataclass(frozen=True)
+class SynthesisSpec:
+    """Synthesis of rules where a proof falls short.
+
+    Attributes:
+        seconds: budget of a pair. folder: where rules go, None = ``rules/`` in the output directory.
+    """
+
+    seconds: float = 60.0
+    folder: Path | None = None
+
+
 @dataclass
 class PairSpec:
     """One pair of a campaign.
@@ -77,6 +89,7 @@ class PairSpec:
         outputs: lines, or None for the relation file's claims or all outputs.
         mesh: None = the case's own, or one axis over the ranks.
         seconds, memory_gb: limits, None = none.
+        synthesis: None = no rules are synthesised. base: shipped rules of the algebra, ``full`` or ``minimal``.
         place: ``file:line``.
     """
 
@@ -96,6 +109,8 @@ class PairSpec:
     seconds: float | None = None
     memory_gb: float | None = None
     ignore: list[Ignore] = field(default_factory=list)
+    synthesis: SynthesisSpec | None = None
+    base: str = "full"
     place: str = ""
 
 
@@ -199,6 +214,34 @@ class _Reader:
                 self.fail(f"expected a number > 0 for {key!r}, found {number!r}; correct it", value, key)
         return value.get("seconds", seconds), value.get("memory_gb", memory)
 
+    def synthesis(self, at: Mapping, default: SynthesisSpec | None) -> SynthesisSpec | None:
+        """``true``, ``false``, or a mapping (enabled unless it says otherwise)."""
+        if "synthesis" not in at:
+            return default
+        value = at["synthesis"]
+        if isinstance(value, bool):
+            return (default or SynthesisSpec()) if value else None
+        if not isinstance(value, Mapping):
+            self.fail(
+                f"expected true, false or {{budget_seconds: 60, folder: DIR}} for 'synthesis', found {value!r}; "
+                "correct it",
+                at,
+                "synthesis",
+            )
+        self.keys(value, _SYNTHESIS_KEYS, "'synthesis'")
+        enabled = value.get("enabled", True)
+        if not isinstance(enabled, bool):
+            self.fail(f"expected true or false for 'enabled', found {enabled!r}; correct it", value, "enabled")
+        seconds = value.get("budget_seconds", default.seconds if default else SynthesisSpec.seconds)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+            self.fail(
+                f"expected a number > 0 for 'budget_seconds', found {seconds!r}; correct it", value, "budget_seconds"
+            )
+        folder = default.folder if default else None
+        if "folder" in value:
+            folder = Path(self.path(self.text(value, "folder"), value.place("folder")))
+        return SynthesisSpec(float(seconds), folder) if enabled else None
+
     def path(self, text: str, place: str) -> str:
         """A path of the file: environment variables expanded, relative to the file's folder."""
 
@@ -244,6 +287,7 @@ class _Reader:
             seed=seed,
             seconds=seconds,
             memory_gb=memory,
+            synthesis=self.synthesis(data, None),
         )
         pairs = data.get("pairs")
         if not isinstance(pairs, Sequence) or not pairs:
@@ -283,6 +327,7 @@ class _Reader:
             seconds=seconds,
             memory_gb=memory,
             ignore=self.ignores(at),
+            synthesis=self.synthesis(at, d.synthesis),
             place=at.place(),
         )
         if kinds[0] == "reference and implementation":

@@ -11,8 +11,9 @@ from typing import Any
 
 from emerge.campaign.admission import law_levels
 from emerge.campaign.build import Prepared, prepare, tell
-from emerge.campaign.config import PairSpec
+from emerge.campaign.config import PairSpec, SynthesisSpec
 from emerge.campaign.counterexample import save_counterexample
+from emerge.campaign.synthesis import Attempt, synthesise
 from emerge.campaign.weights import weight_findings
 from emerge.capture.source import SourceSpec, describe
 from emerge.graph.model import Graph
@@ -28,7 +29,8 @@ class RunOptions:
 
     Attributes:
         seconds: per pair. memory_gb: for execution.
-        out: where counterexamples go, None = nowhere.
+        out: where counterexamples and synthesised rules go, None = nowhere.
+        base: shipped rules of the algebra, ``full`` or ``minimal``. synthesis: synthesise rules where a proof falls short.
         debug: keep tracebacks in internal errors.
     """
 
@@ -38,6 +40,8 @@ class RunOptions:
     memory_gb: float | None = None
     out: Path | None = None
     debug: bool = False
+    base: str | None = None
+    synthesis: bool | None = None
 
 
 def run_pairs(specs: Sequence[PairSpec], options: RunOptions, *, jobs: int = 1) -> Iterator[PairResult]:
@@ -96,6 +100,9 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
     memory_gb = options.memory_gb if options.memory_gb is not None else spec.memory_gb
     levels = law_levels(spec.rules, spec.trust)
     prepared = prepare(spec)
+    base = options.base if options.base is not None else spec.base
+    wanted = spec.synthesis if options.synthesis is None else (spec.synthesis or SynthesisSpec())
+    wanted = None if options.synthesis is False else wanted
 
     def left() -> float | None:
         return None if seconds is None else max(seconds - (time.perf_counter() - started), 0.0)
@@ -107,12 +114,28 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
             raise BudgetExceeded(f"the budget of {seconds:g} s was spent on reading the graphs")
         if any(isinstance(s, SourceSpec) for s in (spec.reference, spec.implementation)):
             tell(f"{spec.id}: deriving alignments")
-        derivation = derive(prepared.problem, engine=engine, rules=tuple(spec.rules), log=True, timeout=left())
+        derivation = derive(prepared.problem, engine=engine, rules=tuple(spec.rules), log=True, timeout=left(),
+                            base_rules=base)  # fmt: skip
         problem = prepared.problem
         if len(derivation.proved()) < len(derivation.claims):
-            problem, derivation = _with_constants(problem, derivation, engine, spec.rules, left)
+            problem, derivation = _with_constants(problem, derivation, engine, spec.rules, left, base)
         refuter = _timed(execution_refuter(seed, memory_gb, left, spec.rules), executed)
-        result = decide(problem, derivation, refuter, levels=levels, ambiguities=prepared.ambiguities, seed=seed)
+        kept: list[RefutationResult | None] = []
+
+        def remembered(problem: Problem, derivation: Derivation) -> RefutationResult | None:
+            """An execution decides once; more rules do not change what the programs compute."""
+            if not kept:
+                kept.append(refuter(problem, derivation))
+            return kept[0]
+
+        def judge(derivation: Derivation, levels: dict[str, str]) -> PairResult:
+            return decide(problem, derivation, remembered, levels=levels, ambiguities=prepared.ambiguities, seed=seed)
+
+        result = judge(derivation, levels)
+        agree = bool(kept) and kept[0] is not None and kept[0].outcome == "agree"
+        if wanted is not None and result.verdict == UNKNOWN and agree:
+            attempt = Attempt(spec.rules, spec.trust, wanted, options.out, engine, base, seed, left)
+            result, derivation = synthesise(problem, derivation, result, attempt, judge)
     except BudgetExceeded as e:
         result = PairResult(verdict=UNKNOWN, reason=str(e))
     _describe(result, prepared)
@@ -128,7 +151,8 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
 
 
 def _with_constants(
-    problem: Problem, derivation: Derivation, engine: str, rules: Sequence[Path], left: Callable[[], float | None]
+    problem: Problem, derivation: Derivation, engine: str, rules: Sequence[Path], left: Callable[[], float | None],
+    base: str = "full",
 ) -> tuple[Problem, Derivation]:
     """The derivation again, with constants that were executed on both sides and have equal bits."""
     try:
@@ -140,7 +164,7 @@ def _with_constants(
         return problem, derivation
     extended = derivation.reference.extension is not None
     again = derive(
-        more, engine=engine, rules=tuple(rules), log=True, timeout=left(), start_with_algebra=extended
+        more, engine=engine, rules=tuple(rules), log=True, timeout=left(), start_with_algebra=extended, base_rules=base
     )
     again.seconds = {k: v + derivation.seconds.get(k, 0.0) for k, v in again.seconds.items()}
     return more, again

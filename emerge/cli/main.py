@@ -29,6 +29,13 @@ Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Pairs that run at a ti
 Timeout = Annotated[float | None, typer.Option("--timeout", help="Seconds per pair.")]
 Memory = Annotated[float | None, typer.Option("--memory", help="GB for an execution.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the executions.")]
+Base = Annotated[
+    str, typer.Option("--base", help="Shipped rules of the algebra: full, or minimal (those about layout only).")
+]
+Synthesis = Annotated[
+    bool | None,
+    typer.Option("--synthesis/--no-synthesis", help="Synthesise rules where a proof falls short.", show_default=False),
+]
 Format = Annotated[str, typer.Option("--format", help="text or json; json prints that document only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -57,6 +64,8 @@ def _request(
     seed: int | None,
     form: str,
     debug: bool,
+    base: str,
+    synthesis: bool | None,
 ) -> Request:
     return Request(
         out,
@@ -67,6 +76,8 @@ def _request(
         seed,
         opt.check_format(form),
         debug,
+        opt.check_base(base),
+        synthesis,
     )
 
 
@@ -81,6 +92,8 @@ def verify(
     memory: Memory = None,
     seed: Seed = None,
     form: Format = "text",
+    base: Base = "full",
+    synthesis: Synthesis = None,
     debug: Debug = False,
 ) -> None:
     """Runs the pairs of a campaign file."""
@@ -90,7 +103,7 @@ def verify(
         from emerge.relate.notation import closest
         from emerge.util.errors import InputError
 
-        request = _request(out, engine, jobs, timeout, memory, seed, form, debug)
+        request = _request(out, engine, jobs, timeout, memory, seed, form, debug, base, synthesis)
         campaign = load_campaign(config)
         for name in pair or ():
             if name not in {p.id for p in campaign.pairs}:
@@ -122,12 +135,14 @@ def compare(
     memory: Memory = None,
     seed: Seed = None,
     form: Format = "text",
+    base: Base = "full",
+    synthesis: Synthesis = None,
     debug: Debug = False,
 ) -> None:
     """Compares two graphs, or the two sides of every case directory (one with a relations.json)."""
 
     def body() -> int:
-        request = _request(out, engine, jobs, timeout, memory, seed, form, debug)
+        request = _request(out, engine, jobs, timeout, memory, seed, form, debug, base, synthesis)
         campaign = compare_specs(paths, relations, opt.parse_mesh(mesh), rules or [], trust or [], request)
         return run_campaign(campaign, request)
 
@@ -256,6 +271,56 @@ def rules_check(
         return opt.OK if passed else opt.FAILED
 
     opt.guarded(body, debug)
+
+
+@rules_app.command("promote")
+def rules_promote(
+    name: Annotated[str, typer.Argument(help="Name of a rule of the algebra.")],
+    source: Annotated[Path, typer.Option("--from", help="The .egg file it stands in.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder of rules.", show_default="the shipped rules")
+    ] = None,
+    new_name: Annotated[str | None, typer.Option("--as", help="Its name there.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Copies a rule, e.g. a synthesised one, into a folder of rules after validating it."""
+
+    def body() -> int:
+        from emerge.synthesis.store import promote
+
+        (path,) = _egg_files(source)
+        target, evidence = promote(name, path, to, new_name)
+        print(f"{new_name or name}: {evidence}, written to {target}")
+        return opt.OK
+
+    opt.guarded(body, debug)
+
+
+@rules_app.command("add")
+def rules_add(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A .egg file.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder of rules.")],
+    debug: Debug = False,
+) -> None:
+    """Copies the rules of a file into a folder of rules after validating all of them."""
+
+    def body() -> int:
+        from emerge.synthesis.store import add_rules
+
+        (path,) = _egg_files(source)
+        target, evidence = add_rules(path, to)
+        print(f"{path}: {evidence}, written to {target}")
+        return opt.OK
+
+    opt.guarded(body, debug)
+
+
+def _egg_files(path: Path) -> list[Path]:
+    from emerge.util.errors import InputError
+
+    if path.suffix != ".egg" or not path.is_file():
+        raise InputError("expected a .egg file; name one", str(path))
+    return [path]
 
 
 def main() -> None:

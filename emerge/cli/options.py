@@ -78,6 +78,19 @@ def check_format(name: str) -> str:
     return name
 
 
+def check_base(name: str) -> str:
+    """The shipped rules of the algebra that are used.
+
+    Raises:
+        InputError: there is no such base.
+    """
+    from emerge.algebra.saturate import BASES
+
+    if name not in BASES:
+        raise InputError(f"unknown --base {name!r}; use {' or '.join(BASES)}")
+    return name
+
+
 def check_engine(name: str | None, place: str = "") -> str | None:
     """The Datalog engine, which must work here.
 

@@ -38,6 +38,8 @@ class Request:
     seed: int | None
     form: str
     debug: bool
+    base: str = "full"
+    synthesis: bool | None = None
 
 
 def compare_specs(
@@ -120,7 +122,8 @@ def run_campaign(campaign: Campaign, request: Request) -> int:
     result = CampaignResult(
         campaign.name, seed, campaign.config_hash, engine, [], list(campaign.fail_on), campaign.path or None
     )
-    options = RunOptions(request.engine, request.seed, request.seconds, request.memory_gb, out, request.debug)
+    options = RunOptions(request.engine, request.seed, request.seconds, request.memory_gb, out, request.debug,
+                         request.base, request.synthesis)  # fmt: skip
     shown = sys.stderr.isatty()
     for number, pair in enumerate(run_pairs(campaign.pairs, options, jobs=request.jobs), 1):
         result.pairs.append(pair)

@@ -238,6 +238,7 @@ def derive(
     results: Iterable[str] = RESULTS,
     use_algebra: bool = True,
     start_with_algebra: bool = False,
+    base_rules: str = "full",
 ) -> Derivation:
     """Lowers a problem and derives its alignments.
 
@@ -248,6 +249,7 @@ def derive(
         timeout: seconds for the Datalog engine.
         use_algebra: add equal forms where the plain derivation does not reach every output.
         start_with_algebra: add them at once.
+        base_rules: ``full``, or ``minimal``: of the shipped rules of the algebra only those about layout.
     """
     program = load_program(tuple(rules))
     described = program_signatures(program)
@@ -255,13 +257,13 @@ def derive(
     seconds = {"lower": 0.0, "datalog": 0.0, "egglog": 0.0}
     flat: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     use_algebra = use_algebra and available()
-    algebra = rule_files(tuple(rules)) if start_with_algebra and use_algebra else None
+    algebra = rule_files(tuple(rules), base_rules) if start_with_algebra and use_algebra else None
     while True:
         started = time.perf_counter()
         base, ref, imp, given, claims, unusable = lower_problem(problem, described, flat, algebra, meanings)
         if algebra is None and use_algebra and bool(ref.defined) != bool(imp.defined):
             # kernels with a meaning of their own on one side only: the other side spells them out, in its own way
-            algebra = rule_files(tuple(rules))
+            algebra = rule_files(tuple(rules), base_rules)
             seconds["lower"] += time.perf_counter() - started
             continue
         lowered = time.perf_counter()
@@ -276,7 +278,7 @@ def derive(
             return derivation
         if algebra is None and use_algebra:
             # the plain derivation is cheap and mostly enough; equal forms are added where it is not
-            algebra = rule_files(tuple(rules))
+            algebra = rule_files(tuple(rules), base_rules)
             continue
         if any(flat) or not result.relations.get("axis_conflict"):
             return derivation
