@@ -27,10 +27,8 @@ SOUFFLE = ["COLL-01", "BIAS-01", "POS-15", "NORM-01"]
 #: Right twins that have no derivation yet: where it stops, and what is missing.
 UNPROVED = {
     "BIAS-06": "stops at argmax: no law writes an arg-max over a sharded axis as the winner among the ranks' arg-maxes",
-    "POS-01-pairs": "x cos + rotate_every_two(x) sin against stacked pairs: no rule moves pointwise functions through views",
     "CTL-01": "softmax(x + c) = softmax(x) needs c finite, and slope (j + 1) = slope j + slope needs a finite slope: the "
     "algebra does not know which tensors are finite",
-    "CTL-03": "no law about the top-k of a softmax: its positions are those of the logits where the softmax is defined",
 }
 #: Wrong twins whose first finding is not at the planted node.
 MISPLACED = {

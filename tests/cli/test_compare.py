@@ -345,7 +345,8 @@ def test_help_and_a_proof_import_nothing_heavy(tmp_path: Path) -> None:
     start = "from emerge.cli.main import run_main; "
     assert heavy(start + "run_main(['--help'])") == []
     assert heavy(start + "run_main(['doctor'])") == []
-    assert heavy(start + f"assert run_main(['compare', {str(case)!r}, '--engine', 'embedded']) == 0") == []
+    # rule files are read with egglog's own parser before any verdict
+    assert set(heavy(start + f"assert run_main(['compare', {str(case)!r}, '--engine', 'embedded']) == 0")) <= {"egglog"}
 
 
 @pytest.mark.peer_suite
