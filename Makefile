@@ -16,7 +16,7 @@ quickstart: $(STAMP)
 	$(BIN)/emerge verify configs/quickstart.yaml
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
