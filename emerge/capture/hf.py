@@ -230,7 +230,7 @@ def distribute(model: Any, spec: HFSpec) -> Any:
 
 @contextmanager
 def patched() -> Iterator[list[Substitution]]:
-    """Replaces what cannot be captured in Transformers; gives the list of what was replaced and then used."""
+    """Replaces what cannot be captured in Transformers; gives the list of what was replaced."""
     done: list[Substitution] = []
     with ExitStack() as stack:
         masks: Any = None
@@ -238,11 +238,7 @@ def patched() -> Iterator[list[Substitution]]:
             masks = importlib.import_module("transformers.masking_utils")
         if hasattr(masks, "find_packed_sequence_indices"):
             before = masks.find_packed_sequence_indices
-
-            def no_packed_sequences(position_ids: Any) -> None:
-                if PACKED_SEQUENCES not in done:
-                    done.append(PACKED_SEQUENCES)
-
-            masks.find_packed_sequence_indices = no_packed_sequences
+            masks.find_packed_sequence_indices = lambda position_ids: None
             stack.callback(setattr, masks, "find_packed_sequence_indices", before)
+            done.append(PACKED_SEQUENCES)
         yield done

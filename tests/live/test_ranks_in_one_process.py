@@ -12,12 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.live import TESTS
 
 from emerge.capture.source import SourceSpec, load_spec
 from emerge.graph.json_io import write_graph
 
 PROGRAM = """
+import transformers  # as other tests of this process may have done: a capture then says what it replaced there
 import sys
 from support.live import python
 from emerge.capture.source import load_spec
@@ -29,6 +31,7 @@ write_graph(load_spec(spec, cache=False)[0], sys.argv[2])
 
 
 def test_captures_are_those_of_separate_processes(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     path = {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
     running = [
         subprocess.Popen(

@@ -18,7 +18,7 @@ def test_every_shipped_law_has_a_current_certificate() -> None:
     definitions = {rule.name for rule in api.list_rules() if rule.kind == "kernel"}
     assert set(levels) == set(laws_of(load_program())) | set(api.equality_rules()) | definitions
     assert {levels[n] for n in set(levels) - definitions} <= {"proved", "tested"}
-    assert all(rule.facts > 0 and rule.meaning for rule in api.list_rules())
+    assert all(rule.meaning and (rule.facts > 0 or rule.kind == "kernel") for rule in api.list_rules())
 
 
 def test_missing_and_stale_certificates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
