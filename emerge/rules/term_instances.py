@@ -496,7 +496,7 @@ def instances(rule: EqualityRule, seed: int, count: int, tries: int = 40) -> lis
         filler = Filler(rule, rng, leaf, len(found))
         try:
             found.append(filler.fill())
-        except Retry:
+        except (Retry, ValueError):  # random raises ValueError where there is nothing to choose from, e.g. no dimension
             continue
         leaf = filler.next_leaf
     return found

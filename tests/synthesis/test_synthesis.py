@@ -83,13 +83,15 @@ def test_a_rule_that_holds_for_the_drawn_values_only_is_refused(tmp_path: Path) 
 
 def test_a_rule_that_holds_at_these_sizes_only_is_refused(tmp_path: Path) -> None:
     def by_size(x: Any) -> Any:
-        return (x * 8).exp()
+        return x.exp() * 8
 
     def by_sum(x: Any) -> Any:
-        return (x[..., None] * torch.ones(8)).sum(-1).exp()
+        return x.exp()[..., None].expand(-1, 8).sum(-1)
 
-    result = emerge.compare(by_size, by_sum, inputs=(p.W,), base="minimal", synthesis=tmp_path / "rules")
-    assert result.rules_synthesised == []
+    result = emerge.compare(by_size, by_sum, inputs=(torch.zeros(6),), base="minimal", synthesis=tmp_path / "rules")
+    assert (result.verdict, result.rules_synthesised) == ("UNKNOWN", [])
+    (note,) = [f for f in result.findings if f.kind == "SYNTHESIS"]
+    assert "= 8 * exp(x)' is refused: it makes" in note.message
 
 
 def test_sharded_implementations(tmp_path: Path) -> None:
