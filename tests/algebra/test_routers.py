@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import emerge
 import pytest
 import torch
+
+import emerge
 
 TOKENS, HIDDEN, INNER, EXPERTS, CHOICES = 5, 4, 3, 6, 2
 Router = Callable[[Any], tuple[Any, Any]]

@@ -21,8 +21,8 @@ from emerge.facts.lower import (
     scalar_constant,
     whole,
 )
-from emerge.facts.ops.layout import slice_plain, view
 from emerge.facts.ops.blocks import looked_up
+from emerge.facts.ops.layout import slice_plain, view
 from emerge.facts.ops.pointwise import fill
 from emerge.facts.routing import note_lookup, note_put
 from emerge.facts.shapes import normalize_dim

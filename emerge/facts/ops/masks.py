@@ -121,11 +121,14 @@ def softmax_operand(low: Lowering, x: Tensor, d: int) -> Tensor:
                 mask, a, b = negated(low, mask), b, a
             if b != 0 or a > FINITE_MASK:
                 continue
-            result = fill(low, low.broadcast_to(softmax_operand(low, scores, d - len(x.shape) + len(scores.shape)), x.shape), mask, minus, x.dtype)
+            inner = softmax_operand(low, scores, d - len(x.shape) + len(scores.shape))
+            result = fill(low, low.broadcast_to(inner, x.shape), mask, minus, x.dtype)
             _finite(low, result, a)
             return result
     if made.kind == "fill" and (value := _number(made.body)) <= FINITE_MASK and value != minus:
-        result = fill(low, low.broadcast_to(softmax_operand(low, made.args[0], d - len(x.shape) + len(made.args[0].shape)), x.shape), made.args[1], minus, x.dtype)
+        below = made.args[0]
+        inner = softmax_operand(low, below, d - len(x.shape) + len(below.shape))
+        result = fill(low, low.broadcast_to(inner, x.shape), made.args[1], minus, x.dtype)
         _finite(low, result, value)
         return result
     return x

@@ -9,7 +9,7 @@ from typing import Any
 
 from emerge.facts.base import constant_text
 from emerge.facts.families import FamilyNode
-from emerge.facts.lower import Iter, Lowering, Multi, Tensor, Unsupported, axis, lowers, result_dtype, whole
+from emerge.facts.lower import Iter, Lowering, Multi, Tensor, axis, lowers, result_dtype, whole
 from emerge.facts.ops.contraction import squeeze_keep
 from emerge.facts.ops.layout import view
 from emerge.facts.ops.masks import softmax_operand, without_maximum
