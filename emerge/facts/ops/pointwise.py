@@ -456,8 +456,9 @@ def logic(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
         for held, other in ((x, y), (y, x)):
             if held.constant is not None and short != "xor":
                 # True and y is y, False and y is False; likewise for or
+                full = low.broadcast_to(other, node.shape)
                 decided = bool(held.constant) == (short == "or")
-                return low.constant(bool(held.constant), node.shape, "bool") if decided else low.broadcast_to(other, node.shape)
+                return low.constant(bool(held.constant), full.shape, "bool") if decided else full
         return low.pointwise(short, short, [x, y], "bool", commutative=short != "xor")
     return low.pointwise(f"bit{short}", "bit", [x, y], result_dtype(node, x.dtype))
 
