@@ -154,7 +154,18 @@ def _program(
 
     if mesh is not None:
         return capture_ranks(program, mesh, name=side)
-    return [capture(program, tuple(inputs), name=side)]
+    return [capture(program, _apart(inputs), name=side)]
+
+
+def _apart(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Example inputs with a tensor of its own for every argument: one tensor given twice would tie two arguments."""
+    seen: set[int] = set()
+    out = []
+    for value in inputs:
+        again = id(value) in seen and hasattr(value, "clone")
+        seen.add(id(value))
+        out.append(value.clone() if again else value)
+    return tuple(out)
 
 
 def _base(name: str) -> str:

@@ -79,6 +79,8 @@ def entry_key(spec: SourceSpec) -> str:
     """Hash of the spec, the environment's versions and the capture code itself."""
     content: dict[str, Any] = {
         "spec": spec.as_json(),
+        # one module name means different code in different folders
+        "base": str(Path(spec.base or ".").resolve()),
         "emerge": __version__,
         "capture": _own_code(),
         "versions": _versions(spec),

@@ -136,7 +136,13 @@ def index(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
             lead, rest = x.shape[:d], x.shape[d + 1 :]
             piece = view(low, piece, [*lead, *[1] * len(i.shape), *rest])
             return low.broadcast_to(piece, [*lead, *i.shape, *rest])
+        known = low.range_of.get(i.id)
+        if known is not None and min(known[0]) < 0:
+            raise Unsupported("its positions are negative, which count from the end")
         result = lookup(low, x, i, d)
+        if known is None and low.source_input(i) is None:
+            # a computed index may be negative and count from the end, which a look-up of the algebra does not
+            low.recipes.pop(result.id, None)
     elif (
         len(used) == 2
         and used[0][0] == 0
