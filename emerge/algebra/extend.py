@@ -69,7 +69,7 @@ class _Builder:
 
     def __init__(self, low: Lowering, found: Classes) -> None:
         self.low, self.found = low, found
-        self.kinds = {r.params[0]: r.params[1] for r in low.recipes.values() if r.name in ("map",)}
+        self.kinds = {r.params[0]: r.params[1] for r in low.recipes.values() if r.name == "map"}
         self.kinds |= {r.params[2]: r.params[3] for r in low.recipes.values() if r.name in ("fold", "along")}
         self.originals: dict[int, list[Tensor]] = {}
         known = _all_tensors(low)
@@ -84,10 +84,10 @@ class _Builder:
     def run(self, result: Extension) -> None:
         low = self.low
         low.node = None
-        for members in self.originals.values():
-            first = min(members, key=lambda t: (t.depth, t.id))
+        for number, members in self.originals.items():
+            first = self.tensor(number)
             for other in members:
-                if other.id != first.id:
+                if first is not None and other.id != first.id:
                     result.merged += self.same(first, other) + self.same(other, first)
         for number in list(self.found.nodes):
             target = self.tensor(number)

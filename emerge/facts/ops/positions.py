@@ -140,13 +140,13 @@ def _ranges_compared(low: Lowering, x: Tensor, y: Tensor) -> Tensor | None:
     try:
         if dx > dy:  # columns < rows  ==  not (rows <= columns)  ==  not (rows - 1 < columns)
             ranks = [-1] * low.mesh.ranks
-            return negated(low, _from_zero(low, shifted(low, y, ranks), x, ry[0]))
-        return _from_zero(low, x, y, rx[0])
+            return negated(low, _from_zero(low, shifted(low, y, ranks), x))
+        return _from_zero(low, x, y)
     except Unsupported:
         return None
 
 
-def _from_zero(low: Lowering, rows: Tensor, columns: Tensor, row_starts: Sequence[int]) -> Tensor:
+def _from_zero(low: Lowering, rows: Tensor, columns: Tensor) -> Tensor:
     found = range_along(low, columns)
     assert found is not None
     back = [-min(found[0])] * low.mesh.ranks
