@@ -20,7 +20,7 @@ from emerge.util.resources import resource_dir
 LANGUAGE = "language.egg"
 RULESET = "algebra"
 #: Part of the hash of every certificate; raised when the tests or proofs of rules change their meaning.
-EQUALITY_VERSION = 1
+EQUALITY_VERSION = 2
 #: Constructor -> sorts of its arguments.
 CONSTRUCTORS: dict[str, tuple[str, ...]] = {
     "Map1": ("String", "Value"),
@@ -87,6 +87,12 @@ class EqualityRule:
     lets: tuple[tuple[str, Term], ...]
     reverse: bool
     hash: str
+
+    @property
+    def has_premise(self) -> bool:
+        """Whether two patterns have one name: the rule starts from their equality."""
+        names = [name for name, _ in self.patterns if name]
+        return len(set(names)) < len(names)
 
 
 def egg_files(paths: Sequence[Path | str]) -> tuple[Path, ...]:

@@ -59,9 +59,9 @@ def prove(rule: EqualityRule) -> Proof:
         for name, pattern in rule.patterns:
             found = symbols.value(pattern)
             if name:
-                if name in symbols.env:
-                    raise NotPointwise(f"{name} names two terms")
-                symbols.env[name] = found
+                if name in symbols.env:  # a premise: two terms are equal
+                    symbols.assumptions.append(symbols.equal(symbols.env[name], found))
+                symbols.env.setdefault(name, found)
         for name, term in rule.lets:
             symbols.env[name] = symbols.value(term)
         claims = [symbols.equal(symbols.value(a), symbols.value(b)) for a, b in rule.unions]
@@ -108,10 +108,9 @@ class _Symbols:
         z3 = self.z3
         if isinstance(term, Var):
             if term.name not in self.env:
-                found = Ext(
-                    z3.BoolVal(False), z3.Bool(f"{term.name}+inf"), z3.Bool(f"{term.name}-inf"), z3.Real(term.name)
-                )
-                self.assumptions.append(z3.Not(z3.And(found.plus, found.minus)))
+                # a variable stands for any tensor, also for one that is undefined at this element
+                found = Ext(*(z3.Bool(f"{term.name} {k}") for k in ("undefined", "+inf", "-inf")), z3.Real(term.name))
+                self.assumptions.append(z3.AtMost(*found[:3], 1))
                 self.env[term.name] = found
             return self.env[term.name]
         if not isinstance(term, App) or term.op not in POINTWISE:
@@ -351,6 +350,8 @@ class _Symbols:
         sorts = [z3.BoolSort(), z3.BoolSort(), z3.BoolSort(), z3.RealSort()] * len(operands)
         undefined, plus, minus = (z3.Function(f"{name}.{k}", *sorts, z3.BoolSort())(*args) for k in range(3))
         real = z3.Function(f"{name}.3", *sorts, z3.RealSort())(*args)
+        if len(operands) == 1:  # no function of one operand has a value where its operand has none; a selection may
+            undefined = z3.Or(operands[0].undefined, undefined)
         return Ext(undefined, z3.And(z3.Not(undefined), plus),
                    z3.And(z3.Not(undefined), z3.Not(plus), minus), real)  # fmt: skip
 
@@ -384,7 +385,8 @@ class _Symbols:
         for name, x in self.env.items():
             if not self.z3.is_const(x.real) or x.real.decl().name() != name:
                 continue
-            inf = [s for s, flag in (("inf", x.plus), ("-inf", x.minus)) if self.z3.is_true(model.eval(flag))]
-            parts.append(f"{name} = {inf[0] if inf else model.eval(x.real, model_completion=True)}")
+            kinds = (("undefined", x.undefined), ("inf", x.plus), ("-inf", x.minus))
+            other = [s for s, flag in kinds if self.z3.is_true(model.eval(flag))]
+            parts.append(f"{name} = {other[0] if other else model.eval(x.real, model_completion=True)}")
         parts += [f"{n} = {model.eval(c, model_completion=True)}" for n, c in self.rationals.items()]
         return ", ".join(parts)

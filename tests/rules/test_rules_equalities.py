@@ -42,6 +42,8 @@ WRONG = {
         "(rewrite (Slice (Cat a b d) d i j) (Slice a d i j) :when ((<= i (vec-get (shape a) d))))", "no value"),
     "parts of a concatenation exchanged": ("(rewrite (Cat a b d) (Cat b a d))", "against"),
     "dimensions exchanged": ("(rewrite (Place x a s) (Place x b s) :when ((= b (vec-of 1 0)) (= a (vec-of 0 1))))", ""),
+    "a comparison with itself is true, also where it is undefined": (
+        '(rewrite (Map3 "where" (Map2 "ge" (Place x d s) (Place x d s)) y z) y)', "undefined"),
     "square of a root": ('(rewrite (Map1 "square" (Map1 "sqrt" x)) x)', "undefined"),
     "root of a square": ('(rewrite (Map1 "sqrt" (Map1 "square" x)) x)', "against"),
     "twice the inverse": ('(rewrite (Map1 "reciprocal" (Map1 "reciprocal" x)) x)', "undefined"),
@@ -308,3 +310,25 @@ def test_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert found.verdict == "UNKNOWN"
     assert "the algebra of the reference stopped after 1 rounds" in found.reason
+
+
+#: Name -> (rule from an equality, whether it holds, words of the refusal).
+PREMISES = {
+    "the exponential is one-to-one": ('(= v (Map1 "exp" x)) (= v (Map1 "exp" y))', True, ""),
+    "a multiple, also by 0": ("(= v (Scale c x)) (= v (Scale c y))", False, "c = 0"),
+    "squares": ('(= v (Map1 "square" x)) (= v (Map1 "square" y))', False, "false for"),
+    "inverses, undefined or not": ('(= v (Map1 "reciprocal" x)) (= v (Map1 "reciprocal" y))', False, "undefined"),
+    "sums with infinity": ('(= v (Map2 "add" z x)) (= v (Map2 "add" z y))', False, "inf"),
+    "sums over a dimension": ('(= v (Fold "sum" "sum" x d s)) (= v (Fold "sum" "sum" y d s))', False, "must be proved"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PREMISES)
+def test_rule_from_an_equality_is_proved_or_refused(name: str, tmp_path: Path) -> None:
+    body, holds, words = PREMISES[name]
+    (rule,) = rules_of(written(tmp_path, f'(rule ({body}) ((union x y)) :ruleset algebra :name "mine")'))
+    found = certify_rule(rule)
+    if holds:
+        assert isinstance(found, EqualityCertificate) and found.evidence == "proved"
+    else:
+        assert isinstance(found, Refusal) and words in found.reason
