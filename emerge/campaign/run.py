@@ -13,6 +13,7 @@ from emerge.campaign.admission import law_levels
 from emerge.campaign.build import Prepared, prepare, tell
 from emerge.campaign.config import PairSpec, SynthesisSpec
 from emerge.campaign.counterexample import save_counterexample
+from emerge.campaign.segments import Chain
 from emerge.campaign.synthesis import Attempt, synthesise
 from emerge.campaign.weights import weight_findings
 from emerge.capture.source import SourceSpec, describe
@@ -95,9 +96,7 @@ def run_pair(spec: PairSpec, options: RunOptions) -> PairResult:
 
 def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
     engine = options.engine if options.engine is not None else spec.engine
-    seed = options.seed if options.seed is not None else spec.seed
     seconds = options.seconds if options.seconds is not None else spec.seconds
-    memory_gb = options.memory_gb if options.memory_gb is not None else spec.memory_gb
     levels = law_levels(spec.rules, spec.trust)
     prepared = prepare(spec)
     base = options.base if options.base is not None else spec.base
@@ -108,40 +107,25 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
         return None if seconds is None else max(seconds - (time.perf_counter() - started), 0.0)
 
     executed: dict[str, float] = {}
+    spent: dict[str, float] = {}
     derivation: Derivation | None = None
     try:
         if left() == 0.0:
             raise BudgetExceeded(f"the budget of {seconds:g} s was spent on reading the graphs")
         if any(isinstance(s, SourceSpec) for s in (spec.reference, spec.implementation)):
             tell(f"{spec.id}: deriving alignments")
-        derivation = derive(prepared.problem, engine=engine, rules=tuple(spec.rules), log=True, timeout=left(),
-                            base_rules=base)  # fmt: skip
-        problem = prepared.problem
-        if len(derivation.proved()) < len(derivation.claims):
-            problem, derivation = _with_constants(problem, derivation, engine, spec.rules, left, base)
-        refuter = _timed(execution_refuter(seed, memory_gb, left, spec.rules), executed)
-        kept: list[RefutationResult | None] = []
-
-        def remembered(problem: Problem, derivation: Derivation) -> RefutationResult | None:
-            """An execution decides once; more rules do not change what the programs compute."""
-            if not kept:
-                kept.append(refuter(problem, derivation))
-            return kept[0]
-
-        def judge(derivation: Derivation, levels: dict[str, str]) -> PairResult:
-            return decide(problem, derivation, remembered, levels=levels, ambiguities=prepared.ambiguities, seed=seed)
-
-        result = judge(derivation, levels)
-        agree = bool(kept) and kept[0] is not None and kept[0].outcome == "agree"
-        if wanted is not None and result.verdict == UNKNOWN and agree:
-            attempt = Attempt(spec.rules, spec.trust, wanted, options.out, engine, base, seed, left)
-            result, derivation = synthesise(problem, derivation, result, attempt, judge)
+        deriver = Deriver(engine, tuple(spec.rules), base, left)
+        found = None if prepared.ambiguities else _by_segments(prepared.problem, deriver, levels, spent)
+        if found is not None:
+            result = found
+        else:
+            result, derivation = _whole(prepared, deriver, levels, spec, options, wanted, executed)
     except BudgetExceeded as e:
         result = PairResult(verdict=UNKNOWN, reason=str(e))
     _describe(result, prepared)
-    if derivation is not None:
-        result.seconds |= derivation.seconds
-    result.seconds |= prepared.seconds | executed
+    for stage, number in (derivation.seconds if derivation is not None else {}).items():
+        spent[stage] = spent.get(stage, 0.0) + number
+    result.seconds |= spent | prepared.seconds | executed
     result.findings = [f for f in result.findings if f.kind not in {i.finding for i in spec.ignore}]
     _fail_on(result, spec)
     if options.out is not None:
@@ -150,24 +134,76 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
     return result
 
 
-def _with_constants(
-    problem: Problem, derivation: Derivation, engine: str, rules: Sequence[Path], left: Callable[[], float | None],
-    base: str = "full",
-) -> tuple[Problem, Derivation]:
-    """The derivation again, with constants that were executed on both sides and have equal bits."""
-    try:
-        from emerge.execute.equal_constants import with_constants
-    except ImportError:
-        return problem, derivation
-    more = with_constants(problem, derivation)
-    if more is None:
-        return problem, derivation
-    extended = derivation.reference.extension is not None
-    again = derive(
-        more, engine=engine, rules=tuple(rules), log=True, timeout=left(), start_with_algebra=extended, base_rules=base
-    )
-    again.seconds = {k: v + derivation.seconds.get(k, 0.0) for k, v in again.seconds.items()}
-    return more, again
+@dataclass(frozen=True)
+class Deriver:
+    """Derives problems of one pair; ``left`` gives the seconds that remain."""
+
+    engine: str
+    rules: tuple[Path, ...]
+    base: str
+    left: Callable[[], float | None]
+
+    def __call__(self, problem: Problem) -> Derivation:
+        """A derivation; where claims stay open, again with constants executed on both sides."""
+        derivation = self.run(problem)
+        if len(derivation.proved()) == len(derivation.claims):
+            return derivation
+        try:
+            from emerge.execute.equal_constants import with_constants
+        except ImportError:
+            return derivation
+        more = with_constants(problem, derivation)
+        if more is None:
+            return derivation
+        again = self.run(more, derivation.reference.extension is not None)
+        again.seconds = {k: v + derivation.seconds.get(k, 0.0) for k, v in again.seconds.items()}
+        return again
+
+    def run(self, problem: Problem, algebra: bool = False) -> Derivation:
+        """A derivation of the problem as it is; ``algebra``: with equal forms from the start."""
+        return derive(problem, engine=self.engine, rules=self.rules, log=True, timeout=self.left(),
+                      start_with_algebra=algebra, base_rules=self.base)  # fmt: skip
+
+
+def _by_segments(
+    problem: Problem, deriver: Deriver, levels: dict[str, str], spent: dict[str, float]
+) -> PairResult | None:
+    """EQUIVALENT where the pair can be proved layer by layer, else None."""
+
+    def judge(problem: Problem, derivation: Derivation) -> PairResult:
+        return decide(problem, derivation, levels=levels)
+
+    chain = Chain(problem, deriver, deriver.run, judge, spent)
+    return chain.prove()
+
+
+def _whole(
+    prepared: Prepared, deriver: Deriver, levels: dict[str, str], spec: PairSpec, options: RunOptions,
+    wanted: SynthesisSpec | None, executed: dict[str, float],
+) -> tuple[PairResult, Derivation]:  # fmt: skip
+    """The pair in one piece: derivation, execution where claims stay open, synthesis where both sides agree."""
+    seed = options.seed if options.seed is not None else spec.seed
+    memory_gb = options.memory_gb if options.memory_gb is not None else spec.memory_gb
+    derivation = deriver(prepared.problem)
+    problem = derivation.problem
+    refuter = _timed(execution_refuter(seed, memory_gb, deriver.left, spec.rules), executed)
+    kept: list[RefutationResult | None] = []
+
+    def remembered(problem: Problem, derivation: Derivation) -> RefutationResult | None:
+        """An execution decides once; more rules do not change what the programs compute."""
+        if not kept:
+            kept.append(refuter(problem, derivation))
+        return kept[0]
+
+    def judge(derivation: Derivation, levels: dict[str, str]) -> PairResult:
+        return decide(problem, derivation, remembered, levels=levels, ambiguities=prepared.ambiguities, seed=seed)
+
+    result = judge(derivation, levels)
+    agree = bool(kept) and kept[0] is not None and kept[0].outcome == "agree"
+    if wanted is not None and result.verdict == UNKNOWN and agree:
+        attempt = Attempt(spec.rules, spec.trust, wanted, options.out, deriver.engine, deriver.base, seed, deriver.left)
+        result, derivation = synthesise(problem, derivation, result, attempt, judge)
+    return result, derivation
 
 
 def sources(spec: PairSpec) -> dict[str, str]:
@@ -195,7 +231,7 @@ def _describe(result: PairResult, prepared: Prepared) -> None:
     result.input_relations = prepared.input_relations
     result.outputs_not_claimed = prepared.outputs_not_claimed
     result.unmatched = prepared.unmatched
-    result.stats = prepared.stats
+    result.stats = prepared.stats | result.stats
     reference, implementation = prepared.problem.reference.graphs, prepared.problem.implementation.graphs
     for entry in (e for g in (*reference, *implementation) for e in g.extra.get("substitutions") or ()):
         if entry not in result.substitutions:

@@ -84,6 +84,7 @@ class FamilyInput:
         name: unique; the input's name on its lowest rank, with ``@rank`` appended where that is taken.
         ranks: ranks on which it exists, ascending; ``members``: its name on each of them.
         label, placement: of the lowest rank that has one. ``const``: scalar, or a RankVector where ranks differ.
+        cut: a value inside a larger graph, taken as given here: it may be undefined or infinite where inputs are not.
     """
 
     id: int
@@ -95,6 +96,7 @@ class FamilyInput:
     label: str | None = None
     const: Any = None
     placement: Any = None
+    cut: bool = False
 
 
 @dataclass(slots=True)

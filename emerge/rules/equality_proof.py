@@ -109,8 +109,9 @@ class _Symbols:
         if isinstance(term, Var):
             if term.name not in self.env:
                 # a variable stands for any tensor, also for one that is undefined at this element
-                found = Ext(*(z3.Bool(f"{term.name} {k}") for k in ("undefined", "+inf", "-inf")), z3.Real(term.name))
-                self.assumptions.append(z3.AtMost(*found[:3], 1))
+                undefined, plus, minus = (z3.Bool(f"{term.name} {k}") for k in ("undefined", "+inf", "-inf"))
+                found = Ext(undefined, plus, minus, z3.Real(term.name))
+                self.assumptions.append(z3.AtMost(undefined, plus, minus, 1))
                 self.env[term.name] = found
             return self.env[term.name]
         if not isinstance(term, App) or term.op not in POINTWISE:
