@@ -51,8 +51,10 @@ class Chain:
         if not problem.outputs or not (can_be_cut(problem.reference) and can_be_cut(problem.implementation)):
             return None
         ours, theirs = cut_points(problem.reference), cut_points(problem.implementation)
-        if len(ours) != len(theirs) or len(ours) < LEAST_CUTS:
+        count = min(len(ours), len(theirs))
+        if count < LEAST_CUTS:
             return None
+        ours, theirs = ours[-count:], theirs[-count:]  # what comes before the layers may look like them
         cuts: dict[str, Statement] = {}
         for name, other in zip(ours, theirs):
             statement = self._cut(name, other, cuts)

@@ -29,7 +29,8 @@ CHEAP = 10
 #: Origin of statements about cuts.
 CUT = "cut"
 #: Parts of names of operators that draw random numbers: their streams run through the whole program.
-_RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "exponential", "poisson", "geometric")
+_RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "poisson")
+_RANDOM_OPERATORS = ("aten.exponential", "aten.geometric", "aten.cauchy", "aten.log_normal", "hlo.rng")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def can_be_cut(graph: FamilyGraph) -> bool:
         base = name[1] if len(name) > 1 else name[0]
         if base.endswith("_") and not base.endswith("__"):
             return False
-        if any(word in base for word in _RANDOM) or node.note:
+        if any(word in base for word in _RANDOM) or node.op.startswith(_RANDOM_OPERATORS) or node.note:
             return False
     return len(set(graph.stages)) <= 1
 
@@ -174,7 +175,7 @@ def key(problem: Problem) -> str:
     for statements in (problem.inputs, problem.outputs):
         rows = [
             (
-                numbers[0][s.reference.name], s.reference.cuts, numbers[1][s.implementation.name], s.implementation.cuts,
+                s.origin, numbers[0][s.reference.name], s.reference.cuts, numbers[1][s.implementation.name], s.implementation.cuts,
                 [(p.size, p.reference, p.implementation, p.mesh) for p in s.axes],
             )
             for s in statements
