@@ -24,6 +24,8 @@ from emerge.util.errors import BudgetExceeded, EngineError, InputError
 __all__ = ["Clause", "Program", "RelationDecl", "Result", "available_engines", "run"]
 
 ENGINES = ("auto", "embedded", "souffle")
+#: With fewer facts the embedded engine is done before souffle has read the program (benchmarks/README.md).
+FEW_FACTS = 100_000
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ def run(
         facts: relation -> rows; numbers ``int`` (32 bit), symbols ``str``, records tuples, ``nil`` None. A relation
             may have both facts and clauses.
         outputs: relations to read back; reading costs about as much as deriving, so name only what is needed.
-        engine: ``auto`` is souffle where it works, else embedded.
+        engine: ``auto`` is souffle where it works and there are many facts, else embedded.
         log: also record the instances of ``program.derivation_rules``.
         timeout: seconds. With the embedded engine it costs a process of its own (about 0.1 s), since the grounder
             cannot be interrupted.
@@ -78,12 +80,12 @@ def run(
         BudgetExceeded: the time limit was reached.
     """
     started = time.perf_counter()
-    name, version = _choose(engine)
     wanted = list(dict.fromkeys(outputs))
     for relation in wanted:
         if relation not in program.relations:
             raise InputError(f"the output relation '{relation}' is not declared; known are: {_known(program)}")
     given = _checked_facts(program, facts)
+    name, version = _choose(engine, sum(map(len, given.values())))
     logs = program.derivation_rules if log else ()
     if name == "souffle":
         raw = souffle.evaluate(program, given, wanted, logs, timeout)
@@ -98,10 +100,11 @@ def run(
     return result
 
 
-def _choose(engine: str) -> tuple[str, str]:
+def _choose(engine: str, facts: int = FEW_FACTS) -> tuple[str, str]:
     if engine not in ENGINES:
         raise InputError(f"unknown Datalog engine '{engine}'; expected one of {', '.join(ENGINES)}")
-    if engine != "embedded":
+    small = engine == "auto" and facts < FEW_FACTS and bool(embedded.version())
+    if engine != "embedded" and not small:
         version = souffle.version()
         if version:
             return "souffle", version

@@ -100,7 +100,9 @@ def segment(problem: Problem, claims: Sequence[Statement], cuts: Mapping[str, St
     imp = _part(problem.implementation, [c.implementation.name for c in claims], stops)
     known = ({i.name for i in ref.inputs}, {i.name for i in imp.inputs})
     given = [
-        s for s in (*problem.inputs, *cuts.values()) if s.reference.name in known[0] and s.implementation.name in known[1]
+        s
+        for s in (*problem.inputs, *cuts.values())
+        if s.reference.name in known[0] and s.implementation.name in known[1]
     ]
     part = replace(problem, reference=ref, implementation=imp, inputs=given, outputs=list(claims))
     return Segment(part, key(part))

@@ -159,6 +159,7 @@ def test_auto_falls_back_to_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
         run(COPY, {}, ["g"], "souffle")
     monkeypatch.setattr(run_module.souffle, "version", lambda: "souffle 2.4")
     assert run_module._choose("auto") == ("souffle", "souffle 2.4")
+    assert run(COPY, {}, ["g"], "auto").engine == "embedded"  # a small problem
 
 
 ENDLESS = Program.from_text(".decl n(x:number)\nn(0).\nn(x + 1) :- n(x).\n")
