@@ -14,8 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-from emerge.campaign.config import PairSpec
-from emerge.campaign.run import RunOptions, run_pair
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from emerge.campaign.config import PairSpec  # noqa: E402
+from emerge.campaign.run import RunOptions, run_pair  # noqa: E402
 
 EXPECTED = {"refines": "EQUIVALENT", "bug": "NOT_EQUIVALENT"}
 

@@ -177,7 +177,8 @@ def key(problem: Problem) -> str:
     for statements in (problem.inputs, problem.outputs):
         rows = [
             (
-                s.origin, numbers[0][s.reference.name], s.reference.cuts, numbers[1][s.implementation.name], s.implementation.cuts,
+                s.origin, numbers[0][s.reference.name], s.reference.cuts,
+                numbers[1][s.implementation.name], s.implementation.cuts,
                 [(p.size, p.reference, p.implementation, p.mesh) for p in s.axes],
             )
             for s in statements

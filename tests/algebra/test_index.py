@@ -27,6 +27,20 @@ def test_computed_positions_may_be_negative() -> None:
     assert result.verdict != "EQUIVALENT"
 
 
+def test_positions_that_operators_count_from_zero_are_not_negative() -> None:
+    """Rows in the order of a sort, as experts take them; the same order less one may count from the end."""
+    x, order = torch.randn(12), torch.randn(12)
+    tables = (lambda i: torch.arange(12).float()[i], lambda i: i.float())
+    for make, right in (
+        (lambda o: o.sort().indices, True), (lambda o: o.argsort() // 2, True), (lambda o: o.argsort() % 5, True),
+        (lambda o: o.argsort() - 1, False), (lambda o: o.argsort() // 2 - 3, False),
+    ):  # fmt: skip
+        found = emerge.compare(
+            lambda x, o, make=make: x + tables[0](make(o)), lambda x, o, make=make: x + tables[1](make(o)), inputs=(x, order)
+        )
+        assert (found.verdict == "EQUIVALENT") == right
+
+
 def test_one_example_tensor_for_two_arguments_ties_nothing() -> None:
     a = torch.randn(3, 4)
     assert emerge.compare(lambda a, b: a + 2 * b, lambda a, b: b + 2 * a, inputs=(a, a)).verdict == "NOT_EQUIVALENT"

@@ -107,6 +107,28 @@ def _padded_forms(
             low.base.add("padded_lookup_form", form, low.op_of[result.id])
 
 
+def never_negative(low: Lowering, x: Tensor) -> bool:
+    """Whether integers are positions that some operator counted from 0, or made of such."""
+    known, made = low.range_of.get(x.id), low.made_by.get(x.id)
+    if known is not None:
+        return min(known[0]) >= 0 and known[1] >= 0
+    if x.id in low.position_limits or x.id in low.permutations:
+        return True
+    if made is None or not made.args:
+        return False
+    body, _, attribute = made.body.partition("#")
+    if body in ("argmax", "argmin") or (body == "remainderc" and _positive(attribute)):
+        return True
+    if body == "put_permutation":  # it holds what is written
+        return never_negative(low, made.args[1])
+    rounded = body == "floor_dividec" and _positive(attribute)
+    return (made.kind == "layout" or rounded) and never_negative(low, made.args[0])
+
+
+def _positive(text: str) -> bool:
+    return text.isdigit() and int(text) > 0
+
+
 @lowers("aten.embedding")
 def embedding(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     if not is_integer(args[1].dtype):
@@ -140,7 +162,7 @@ def index(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, An
         if known is not None and min(known[0]) < 0:
             raise Unsupported("its positions are negative, which count from the end")
         result = lookup(low, x, i, d)
-        if known is None and low.source_input(i) is None:
+        if known is None and low.source_input(i) is None and not never_negative(low, i):
             # a computed index may be negative and count from the end, which a look-up of the algebra does not
             low.recipes.pop(result.id, None)
     elif (
