@@ -82,9 +82,10 @@ def cut_points(graph: FamilyGraph) -> list[str]:
         live.difference_update(ends.get(k, ()))
         if node.name not in last or last[node.name] - k > len(graph.nodes) // 2:
             continue
-        if cheap[node.name] is None:
-            live.add(node.name)
-        if live <= {node.name} and node.dtype is not None and node.shape is not None:
+        if cheap[node.name] is not None:
+            continue
+        live.add(node.name)
+        if live == {node.name} and node.dtype is not None and node.shape is not None:
             found.append(node)
     alike = Counter((n.op, n.dtype, tuple(n.shape or ())) for n in found)
     if not alike:
