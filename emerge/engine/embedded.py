@@ -191,9 +191,10 @@ class _Emitter:
                 return f"({a}{term.op}{b})"
             case "/" | "%" if may_overflow_division(term):
                 divisor = term.args[1]
-                positive = isinstance(divisor, Var) and guard_of(divisor.name, around) == "positive"
-                name = {"/": "divide", "%": "modulo"}[term.op] + ("_positive" if positive else "")
-                return f"@{name}({a},{b})"
+                if isinstance(divisor, Var) and guard_of(divisor.name, around) == "positive":
+                    # clingo may divide before it looks at the guard: without its sign no divisor can trap (-2**31 / -1)
+                    return f"({a}{'/' if term.op == '/' else _MODULO}({b}&2147483647))"
+                return f"@{ {'/': 'divide', '%': 'modulo'}[term.op] }({a},{b})"
             case "/" | "%":
                 return f"({a}{'/' if term.op == '/' else _MODULO}{b})"
             case "band" | "bor" | "bxor":
@@ -221,16 +222,10 @@ class _Functions:
         self._number = Number
 
     def divide(self, a: Any, b: Any) -> Any:
-        return self._divide(a.number, b.number, 0, False)
+        return self._divide(a.number, b.number, 0)
 
     def modulo(self, a: Any, b: Any) -> Any:
-        return self._divide(a.number, b.number, 1, False)
-
-    def divide_positive(self, a: Any, b: Any) -> Any:
-        return self._divide(a.number, b.number, 0, True)
-
-    def modulo_positive(self, a: Any, b: Any) -> Any:
-        return self._divide(a.number, b.number, 1, True)
+        return self._divide(a.number, b.number, 1)
 
     def minimum(self, a: Any, b: Any) -> Any:
         return a if a.number <= b.number else b
@@ -238,9 +233,9 @@ class _Functions:
     def maximum(self, a: Any, b: Any) -> Any:
         return a if a.number >= b.number else b
 
-    def _divide(self, a: int, b: int, which: int, positive: bool) -> Any:
+    def _divide(self, a: int, b: int, which: int) -> Any:
         """Quotient (0) or remainder (1), rounded toward zero; nothing where the guard of the body drops the match."""
-        if b == 0 or (positive and b < 0):
+        if b == 0:
             return []
         if a == INT_MIN and b == -1:
             raise EngineError("a division overflows 32 bits: -2147483648 by -1; guard the divisor with 'x > 0'")

@@ -162,6 +162,19 @@ def test_auto_falls_back_to_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(COPY, {}, ["g"], "auto").engine == "embedded"  # a small problem
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_positive_guard_keeps_other_divisors_out(engine: str) -> None:
+    """Rounded toward zero; no divisor that the guard excludes ends the run."""
+    program = Program.from_text(
+        ".decl n(x:number, y:number)\n.decl o(x:number, y:number, q:number, r:number)\n"
+        "o(x, y, x / y, x % y) :- n(x, y), y > 0."
+    )
+    lowest = -(2**31)
+    pairs = [(-7, 2), (7, 2), (7, 0), (7, -2), (lowest, -1), (lowest, lowest), (lowest, 3), (2**31 - 1, 2**31 - 1)]
+    expected = {(-7, 2, -3, -1), (7, 2, 3, 1), (lowest, 3, -715827882, -2), (2**31 - 1, 2**31 - 1, 1, 0)}
+    assert run(program, {"n": pairs}, ["o"], engine).relations["o"] == expected
+
+
 ENDLESS = Program.from_text(".decl n(x:number)\nn(0).\nn(x + 1) :- n(x).\n")
 
 
