@@ -34,6 +34,10 @@ class Elements:
         self._sums: dict[tuple[int, ...], int] = {}
         self.number(Fraction(0))
 
+    def __len__(self) -> int:
+        """Number of different elements."""
+        return len(self._forms)
+
     # ---- making elements -----------------------------------------------------------------------------------------
 
     def _atom(self, key: Hashable, inner: Iterable[int] = (), cut: bool = False) -> int:

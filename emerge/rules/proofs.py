@@ -25,6 +25,8 @@ from emerge.rules.symbolic import MeshFacts, SymbolicValues
 
 #: Classes of operators for which ``docs/proofs.md`` argues that small sizes stand for all.
 CLASSES = ("parallel", "reduction", "linear", "collective", "layout", "statement", "scale", "order")
+#: Raised when symbolic elements change their meaning; certificates of laws with an argument are void then.
+PROOF_VERSION = 1
 #: Relations whose statements symbolic elements can decide.
 DECIDED = ("aligned", "axis_at", "admitted", "same")
 #: Relation names of facts that are input and may be false without a law being at fault.

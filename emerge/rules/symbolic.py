@@ -21,6 +21,8 @@ from emerge.rules.pair import Pair, distribute, local_value, placed
 
 #: A form with more cells in its iteration space is not evaluated.
 MOST_CELLS = 40_000
+#: A pair with more different elements is not evaluated to its end.
+MOST_ELEMENTS = 150_000
 #: Kinds that may be applied in either order (law ``commutative``); those that are interpreted need no mention.
 COMMUTATIVE = frozenset({"and", "or", "eq", "ne"})
 REDUCING = ("sum", "max", "min", "prod")
@@ -71,8 +73,8 @@ class SymbolicValues(Values):
         shape = self.lowered.shape(f.tensor)
         if f.kind == "input":
             return self._input(f, shape, rank)
-        if prod(f.sizes) > MOST_CELLS:
-            raise NotEvaluable(f"{f.body} has too many cells")
+        if prod(f.sizes) > MOST_CELLS or len(self.elements) > MOST_ELEMENTS:
+            raise NotEvaluable("it has too many elements")
         if form in self.mesh_facts.relocation and f.kind in ("collective", "rank_slice"):
             return self._relocated(f, shape, rank)
         args = [self.tensor(a, rank) for a in f.args]
