@@ -76,6 +76,28 @@ class Elements:
         """A constant."""
         return self._element({(): value} if value else {})
 
+    def whole(self, element: int) -> int | None:
+        """The whole number that an element is wherever it is defined, None for any other."""
+        poly, _ = self._forms[element]
+        value = poly.get((), Fraction(0))
+        return int(value) if set(poly) <= {()} and value.denominator == 1 else None
+
+    def guarded(self, element: int, guards: Iterable[Hashable]) -> int:
+        """The same value, defined only where some free elements, named by their keys, are."""
+        poly, vanished = self._forms[element]
+        more = {self._atom(("free", "guard", g)) for g in guards}
+        return self._element(poly, vanished | more) if more else element
+
+    def bare(self, element: int) -> tuple[int, frozenset[int]]:
+        """An element without what it reads and does not hold, and that."""
+        poly, vanished = self._forms[element]
+        return self._element(poly), vanished
+
+    def read_besides(self, element: int, vanished: frozenset[int]) -> int:
+        """An element that also reads some atoms, as :meth:`bare` gives them."""
+        poly, own = self._forms[element]
+        return self._element(poly, own | vanished)
+
     def free(self, *key: Hashable) -> int:
         """An element about which nothing is known, by its name."""
         return self._element({(self._atom(("free", *key)),): Fraction(1)})

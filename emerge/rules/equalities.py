@@ -19,6 +19,7 @@ from emerge.algebra.rulefile import App, EqualityRule, Var
 from emerge.algebra.saturate import Class, Classes, Node, read
 from emerge.rules.certify import Refusal
 from emerge.rules.equality_proof import prove
+from emerge.rules.movement_proof import METHOD, moves_only, same_elements
 from emerge.rules.term_instances import SPECS, Instance, instances
 from emerge.rules.term_values import NoMeaning, NoValue, Value, difference, evaluate, leaf
 from emerge.util.resources import resource_dir
@@ -66,12 +67,14 @@ def certify_rule(rule: EqualityRule, seed: int = 0, count: int = INSTANCES) -> E
         left, right = rule.unions[0]
         assert isinstance(right, App)
         sides.append(replace(rule, patterns=(("", right),), unions=((right, left),)))
-    matches = elements = 0
+    matches = elements = moved = 0
+    moving = moves_only(rule)
     for side in sides:
         found = instances(side, seed, count)
         if not found:
             return Refusal(rule.name, False, "no term that matches its left side could be made")
-        outcome = _Test(rule, found, seed).run()
+        test = _Test(rule, found, seed)
+        outcome = test.run()
         if isinstance(outcome, Refusal):
             return outcome
         if outcome[0] < MIN_MATCHES or outcome[1] < MIN_ELEMENTS:
@@ -81,9 +84,15 @@ def certify_rule(rule: EqualityRule, seed: int = 0, count: int = INSTANCES) -> E
                 f"with a value; at least {MIN_MATCHES} and {MIN_ELEMENTS} are needed",
             )  # fmt: skip
         matches, elements = matches + outcome[0], elements + outcome[1]
+        if moving:
+            shown = test.moved()
+            moving, moved = shown >= MIN_MATCHES, moved + shown
     proof = prove(rule)
     if proof.refuted:
         return Refusal(rule.name, True, proof.reason)
+    if moving and not proof.holds:
+        method = f"{METHOD}, {moved} pairs of terms"
+        return _certificate(rule, "proved", matches, elements, method, seed)
     return _certificate(rule, "proved" if proof.holds else "tested", matches, elements, proof.reason, seed)
 
 
@@ -122,6 +131,7 @@ class _Test:
     def __init__(self, rule: EqualityRule, found: list[Instance], seed: int) -> None:
         self.rule, self.found, self.seed = rule, found, seed
         self.seen: set[int] = set()
+        self.classes = Classes()
         self.leaves = {n: x for i in found for n, x in i.leaves.items()}
         self.indices = {n: x for i in found for n, x in i.indices.items()}
 
@@ -131,6 +141,7 @@ class _Test:
             classes, matches = self.saturate()
         except _Failed as exc:
             return Refusal(self.rule.name, True, f"stops the saturation ({exc}); a condition must exclude that")
+        self.classes = classes
         elements = 0
         for k, kind in enumerate(DRAWS):
             wrong = self.check(classes, self.draw(kind, k))
@@ -144,6 +155,10 @@ class _Test:
                 f"{len(self.seen)} of {len(made_equal)} equalities could be compared; float64 overflows in the others",
             )  # fmt: skip
         return matches, elements
+
+    def moved(self) -> int:
+        """After :meth:`run`: pairs of equal terms that hold the same symbolic elements; -1 where some do not."""
+        return same_elements(self.classes, self.leaves, self.indices, self.seed)
 
     def saturate(self) -> tuple[Classes, int]:
         """The classes after the rule was applied, and how often it matched at first."""
