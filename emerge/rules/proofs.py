@@ -21,7 +21,7 @@ from emerge.rules.elements import Elements
 from emerge.rules.examine import CHECKED, fact_text
 from emerge.rules.pair import Pair, distribute
 from emerge.rules.statements import TRUE, Outcome, Statements, _extents
-from emerge.rules.symbolic import MeshFacts, SymbolicValues
+from emerge.rules.symbolic import OperatorFacts, SymbolicValues
 
 #: Classes of operators for which ``docs/proofs.md`` argues that small sizes stand for all.
 CLASSES = ("parallel", "reduction", "linear", "collective", "layout", "statement", "scale", "order")
@@ -51,7 +51,7 @@ class SymbolicStatements(Statements):
                 # what no statement covers is anything
                 for k in (value.reshape(-1) == 0).nonzero().reshape(-1).tolist():
                     value.view(-1)[k] = self.elements.free("padding", rank, name, k)
-        facts = MeshFacts(derivation.base)
+        facts = OperatorFacts(derivation.base, _linear_operators(derivation))
         self.values = {
             1: SymbolicValues(self.lowered, derivation.reference, problem.reference, self.elements, Mesh({}), facts,
                               [given], pair),
@@ -105,6 +105,17 @@ class SymbolicStatements(Statements):
             flat = [self.elements.scaled(e, scale) for e in whole.reshape(-1).tolist()]
             whole = self._torch.tensor(flat, dtype=self._torch.int64).reshape(whole.shape)
         return self.equal(target.reshape([*target.shape, *[1] * (whole.dim() - target.dim())]), whole, whole)
+
+
+def _linear_operators(derivation: Derivation) -> dict[str, int]:
+    """Kind -> operands that rule files state a described operator to be linear in (``operator_linear``)."""
+    log = derivation.result.log
+    found: dict[str, int] = {}
+    for clause in () if log is None else log.program.clauses:
+        if clause.head.name == "operator_linear" and not clause.body:
+            op, output, mask = (getattr(a, "value", None) for a in clause.head.args)
+            found[f"{op}#{output}"] = int(str(mask))
+    return found
 
 
 #: How the reason of a fact that symbolic elements cannot speak about starts.

@@ -30,10 +30,16 @@ REDUCING = ("sum", "max", "min", "prod")
 Ties = dict[int, list[tuple[int, int, int, int, int]]]
 
 
-class MeshFacts:
-    """What the facts say about the mesh axes of relocations and of sharded positions."""
+class OperatorFacts:
+    """What the facts say about the mesh axes of relocations and of sharded positions, and which described operators a
+    rule file states to be linear.
 
-    def __init__(self, base: FactBase) -> None:
+    Args:
+        linear: kind of a body -> operands (bits) that it is linear in, taken together.
+    """
+
+    def __init__(self, base: FactBase, linear: dict[str, int]) -> None:
+        self.linear = linear
         self.relocation: dict[int, tuple[str, str]] = {o: (kind, how) for o, kind, how in base.facts["relocation"]}
         self.group: Ties = {}
         self.source: Ties = {}
@@ -49,11 +55,11 @@ class SymbolicValues(Values):
     """Symbolic elements (int64 numbers of :class:`Elements`) of the lowered tensors of one side, per rank."""
 
     def __init__(
-        self, lowered: Lowered, lowering: Any, family: Any, elements: Elements, mesh: Mesh, facts: MeshFacts,
+        self, lowered: Lowered, lowering: Any, family: Any, elements: Elements, mesh: Mesh, facts: OperatorFacts,
         inputs: list[dict[str, Any]], pair: Pair,
     ) -> None:  # fmt: skip
         super().__init__(lowered, lowering, family, inputs)
-        self.elements, self.mesh, self.mesh_facts, self.pair = elements, mesh, facts, pair
+        self.elements, self.mesh, self.operator_facts, self.pair = elements, mesh, facts, pair
 
     def _compute(self, tensor: int, rank: int) -> Any:
         if tensor in self.lowered.layout:
@@ -75,7 +81,7 @@ class SymbolicValues(Values):
             return self._input(f, shape, rank)
         if prod(f.sizes) > MOST_CELLS or len(self.elements) > MOST_ELEMENTS:
             raise NotEvaluable("it has too many elements")
-        if form in self.mesh_facts.relocation and f.kind in ("collective", "rank_slice"):
+        if form in self.operator_facts.relocation and f.kind in ("collective", "rank_slice"):
             return self._relocated(f, shape, rank)
         args = [self.tensor(a, rank) for a in f.args]
         if f.kind == "dropout":
@@ -127,7 +133,7 @@ class SymbolicValues(Values):
         for i, oi, d, od, size in form.out_ties:
             grid = torch.arange(shape[d]).reshape([-1 if e == d else 1 for e in range(len(shape))])
             index[i] = index[i] + grid // od % size * oi
-        for i, oi, d, od, size in self.mesh_facts.target.get(form.id, ()):
+        for i, oi, d, od, size in self.operator_facts.target.get(form.id, ()):
             index[i] = index[i] + self.mesh.coordinate(rank, d) // od % size * oi
         return index
 
@@ -142,8 +148,8 @@ class SymbolicValues(Values):
         """A collective or rank slice: elements of the operand on the ranks of the group that the facts name."""
         import torch
 
-        kind, how = self.mesh_facts.relocation[form.id]
-        group = self.mesh_facts.group.get(form.id, [])
+        kind, how = self.operator_facts.relocation[form.id]
+        group = self.operator_facts.group.get(form.id, [])
         index = [i.expand(shape) for i in self._iteration_index(form, shape, rank)]
         operand = self.lowered.shape(form.args[0])
         at: list[Any] = [torch.zeros(shape, dtype=torch.int64) for _ in operand]
@@ -161,12 +167,12 @@ class SymbolicValues(Values):
         if kind in ("rank_slice", "all_gather", "all_to_all"):
             out = torch.zeros(shape, dtype=torch.int64)
             source = torch.full(shape, 0, dtype=torch.int64)
-            moved = {d for _, _, d, _, _ in self.mesh_facts.source.get(form.id, ())}
+            moved = {d for _, _, d, _, _ in self.operator_facts.source.get(form.id, ())}
             base = [self.mesh.coordinate(rank, self.mesh.dim(a)) for a in range(len(self.mesh.sizes))]
             for a, (size, own) in enumerate(zip(self.mesh.sizes, base)):
                 place = torch.full(shape, own, dtype=torch.int64)
                 if self.mesh.dim(a) in moved:
-                    for i, oi, d, od, n in self.mesh_facts.source[form.id]:
+                    for i, oi, d, od, n in self.operator_facts.source[form.id]:
                         if d == self.mesh.dim(a):
                             place = place - own // od % n * od + index[i] // oi % n * od
                 source = source * size + place
@@ -238,7 +244,7 @@ class Cells:
     def values(self) -> Any:
         """Elements over the iteration space; consumed dimensions have one position."""
         form, e = self.form, self.elements
-        out = {i for i, *_ in form.out_ties} | {i for i, *_ in self.owner.mesh_facts.target.get(form.id, ())}
+        out = {i for i, *_ in form.out_ties} | {i for i, *_ in self.owner.operator_facts.target.get(form.id, ())}
         consumed = [i for i, r in enumerate(form.roles) if i not in out and form.sizes[i] > 1]
         if form.kind in ("dot", "lookup"):
             return self._contracted(consumed)
@@ -305,7 +311,17 @@ class Cells:
         if kind in ("maximum", "minimum"):
             return lambda x, y: e.extremum(kind[:3], [x, y])
         name = self._name()
+        mask = self.owner.operator_facts.linear.get(kind)
+        if mask is not None:
+            return lambda *args: self._linear(name, mask, args)
         return lambda *args: e.apply(name, args, kind in COMMUTATIVE)
+
+    def _linear(self, name: Any, mask: int, args: Sequence[int]) -> int:
+        """A function that is linear in some operands together: a sum of them with factors that depend on the others."""
+        e = self.elements
+        others = [a for k, a in enumerate(args) if not mask >> k & 1]
+        held = [k for k in range(len(args)) if mask >> k & 1]
+        return e.total([e.product(e.apply((name, "factor", k), others), args[k]) for k in held])
 
     def _name(self) -> Any:
         """The function of a body: its text with the numbers of this rank."""
@@ -389,6 +405,8 @@ class Cells:
         created = [i for i, r in enumerate(form.roles) if r == "pos"]
         if any(r not in ("p", "o", "w", "pos") for r in form.roles):
             raise NotEvaluable(f"{form.body} has an axis of another role")
+        if form.kind in self.owner.operator_facts.linear or form.kind == "grouped_dot":
+            raise NotEvaluable(f"{form.body} is linear, and not position by position")
         if form.kind in ("random", "unknown", "uninitialised"):
             raise NotEvaluable(f"{form.body} has no fixed value")
         o_sizes, w_sizes = [form.sizes[i] for i in ordered], [form.sizes[i] for i in whole]
