@@ -102,7 +102,7 @@ def _moved(elements: Elements, op: str, args: Sequence[Any]) -> Any:
     if op == "Cat":
         return torch.cat([args[0], args[1]], args[2])
     if op == "Range":
-        kind, start, step, n = args
+        _, start, step, n = args
         return torch.tensor([elements.number(Fraction(start + step * k)) for k in range(n)], dtype=torch.int64)
     if op == "Lookup":
         x, index, d = args

@@ -52,12 +52,13 @@ class SymbolicStatements(Statements):
                 for k in (value.reshape(-1) == 0).nonzero().reshape(-1).tolist():
                     value.view(-1)[k] = self.elements.free("padding", rank, name, k)
         facts = OperatorFacts(derivation.base, _linear_operators(derivation))
-        self.values = {
+        self.symbolic = {
             1: SymbolicValues(self.lowered, derivation.reference, problem.reference, self.elements, Mesh({}), facts,
                               [given], pair),
             2: SymbolicValues(self.lowered, derivation.implementation, problem.implementation, self.elements, mesh, facts,
                               inputs, pair),
         }  # fmt: skip
+        self.values = {**self.symbolic}
         self._torch = torch
 
     def _inputs(self, name: str, shape: list[int]) -> Any:
@@ -96,7 +97,7 @@ class SymbolicStatements(Statements):
         if reduced:
             kept = [k for k in range(whole.dim()) if k not in reduced]
             rows = whole.permute([*kept, *reduced]).reshape([*(whole.shape[k] for k in kept), -1])
-            whole = self.values[2].reduced(reduction, rows)
+            whole = self.symbolic[2].reduced(reduction, rows)
         whole = whole.permute(permutation)
         wrong = _extents(target, whole)
         if wrong is not None:

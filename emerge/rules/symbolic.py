@@ -17,7 +17,7 @@ from emerge.facts.mesh import Mesh
 from emerge.rules.bodies import NotEvaluable, _attributes, _movement, _spread
 from emerge.rules.elements import Elements
 from emerge.rules.lowered import Form, Lowered, Values
-from emerge.rules.pair import Pair, distribute, local_value, placed
+from emerge.rules.pair import Pair, local_value, placed
 
 #: A form with more cells in its iteration space is not evaluated.
 MOST_CELLS = 40_000

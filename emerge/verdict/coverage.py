@@ -41,15 +41,15 @@ def _by_step(
     log = structure.derivation.result.log
     assert log is not None
     best: dict[int, int] = {}
-    for fact, level in log.step_levels("aligned", numbers).items():
-        best[fact.args[0]] = min(level, best.get(fact.args[0], level))
+    for fact, step in log.step_levels("aligned", numbers).items():
+        best[fact.args[0]] = min(step, best.get(fact.args[0], step))
     layout: dict[int, int] = defaultdict(int)
-    for fact, level in log.step_levels("axis_at", numbers).items():
-        layout[fact.args[0]] = max(level, layout[fact.args[0]])
+    for fact, step in log.step_levels("axis_at", numbers).items():
+        layout[fact.args[0]] = max(step, layout[fact.args[0]])
     low = structure.derivation.reference
     defined: dict[str, int] = {}
-    for node, _, name in low.defined:
-        defined[node] = max(EVIDENCE.index(levels.get(name, "tested")), defined.get(node, 0))
+    for user, _, name in low.defined:
+        defined[user] = max(EVIDENCE.index(levels.get(name, "tested")), defined.get(user, 0))
     described = {low.op_node.get(op, ""): law for op, law in low.signature_law.items()}
     readers: dict[str, list[str]] = defaultdict(list)
     inside = set(names)

@@ -59,7 +59,22 @@ def never(problem: Any, derivation: Any) -> None:
 def test_a_proved_pair_is_not_executed(tmp_path: Path) -> None:
     found = verdict(tmp_path, never)
     assert (found.verdict, found.evidence) == ("EQUIVALENT", "tested")
-    assert found.coverage == {"proved": 0, "tested": 1, "assumed": 0}
+    nodes = found.coverage["tested"]
+    assert nodes > 1, "nodes are counted, not claims"
+    assert found.coverage == {"proved": 0, "tested": nodes, "assumed": 0}
+
+
+def test_coverage_counts_nodes_by_their_own_step(tmp_path: Path) -> None:
+    whole = verdict(tmp_path / "a", never, levels={})
+    used = whole.rules_used
+    steps = ("transport", "layout", "form", "given", "scale", "partial", "all")
+    levels = {law: "proved" for law in used if law.startswith(steps)}
+    found = verdict(tmp_path / "b", never, levels=levels)
+    assert sum(found.coverage.values()) == sum(whole.coverage.values())
+    assert found.coverage["proved"] > 0
+    weakened = verdict(tmp_path / "c", never, levels=levels | {"given": "assumed"})
+    assert weakened.evidence == "assumed"
+    assert weakened.coverage == found.coverage, "what the inputs rest on is no part of the steps above them"
 
 
 def test_evidence_is_the_weakest_law_of_the_best_derivation(tmp_path: Path) -> None:
