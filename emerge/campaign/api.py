@@ -68,7 +68,8 @@ def compare(
             ``python:module:function``.
         implementation: likewise; with ``mesh`` a function ``build(mesh, rank)`` that returns the rank's program and its
             example inputs.
-        inputs: example inputs of modules and functions; shapes matter, values do not.
+        inputs: example inputs of modules and functions; shapes matter, values do not. Arguments are related by name, and
+            by position where names do not meet.
         relations: ``auto``, or reference tensor -> alignment, e.g. ``{"w": "(tp o) i ~ o i"}``.
         outputs: claimed alignments of outputs, by name or position; default as in a campaign.
         mesh: device axes of the implementation.
@@ -89,10 +90,13 @@ def compare(
     'captured'
     """
     axes = dict(mesh) if mesh else None
+    sides = _program(reference, inputs, None, "reference"), _program(implementation, inputs, axes, "implementation")
+    if callable(reference) and callable(implementation) and axes is None:
+        _by_position(reference, sides[0], implementation, sides[1], inputs)
     spec = PairSpec(
         "compare",
-        reference=_program(reference, inputs, None, "reference"),
-        implementation=_program(implementation, inputs, axes, "implementation"),
+        reference=sides[0],
+        implementation=sides[1],
         relations="auto" if isinstance(relations, str) else _lines(relations),
         outputs=None if outputs is None else _lines(outputs),
         mesh=axes,
@@ -155,6 +159,19 @@ def _program(
     if mesh is not None:
         return capture_ranks(program, mesh, name=side)
     return [capture(program, _apart(inputs), name=side)]
+
+
+def _by_position(reference: Any, ours: Any, implementation: Any, theirs: Any, inputs: Sequence[Any]) -> None:
+    """Both programs are called with the same inputs: arguments whose names do not meet are related by position."""
+    from emerge.capture.session import argument_labels
+
+    names, others = argument_labels(reference, inputs), argument_labels(implementation, inputs)
+    if len(names) != len(others):
+        return
+    taken = {i.label for i in theirs[0].inputs} | {i.label for i in ours[0].inputs}
+    moved = {b: a for a, b in zip(names, others) if a not in others and b not in names and {a, b} <= taken}
+    for item in theirs[0].inputs:
+        item.label = moved.get(item.label, item.label)
 
 
 def _apart(inputs: Sequence[Any]) -> tuple[Any, ...]:
