@@ -27,6 +27,7 @@ MOST_GUILTY_VIEWS = 8
 #: Relations read back after every derivation.
 RESULTS = (
     "diagnosis",
+    "precision",
     "aligned",
     "root",
     "frontier",
