@@ -615,14 +615,8 @@ class Lowering:
         if scale is not None:
             base.add("scale_op", oid, constant_text(scale))
         self.op_node[oid] = self.node.name if self.node is not None else ""
-        if is_floating(dtype) and form_of is None and kind not in ("slice", "cat") and not self._inside_kernel():
-            base.add("computed_in", oid, dtype)
         self._memo[key] = tensor
         return tensor
-
-    def _inside_kernel(self) -> bool:
-        """Whether a kernel is written out: in which type it computes is its own affair."""
-        return self.node is not None and self.meanings is not None and self.meanings.has(self.node.op)
 
     def _emit_iter(self, oid: int, i: int, it: Iter, operands: int) -> None:
         base = self.base

@@ -27,7 +27,6 @@ MOST_GUILTY_VIEWS = 8
 #: Relations read back after every derivation.
 RESULTS = (
     "diagnosis",
-    "precision",
     "aligned",
     "root",
     "frontier",

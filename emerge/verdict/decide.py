@@ -13,7 +13,6 @@ from emerge.relate.expected import Ambiguity
 from emerge.relate.statement import CONSTANT, Statement
 from emerge.util.errors import BudgetExceeded, ExecutionError
 from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, execution_finding, frontier_findings
-from emerge.verdict.precision import precision_findings
 from emerge.verdict.types import (
     EQUIVALENT,
     EVIDENCE,
@@ -61,9 +60,8 @@ def decide(
     result.outputs = _outputs(structure, proved, evidence, unusable)
     result.coverage = {level: sum(e == level for e in evidence.values()) for level in EVIDENCE}
     result.assumptions = _assumptions(structure, levels or {})
-    precision = precision_findings(structure)
     if derivation.claims and not unproved and not unusable and not ambiguities:
-        result.verdict, result.findings = EQUIVALENT, precision
+        result.verdict = EQUIVALENT
         result.evidence = max((evidence[g] for g in proved), key=EVIDENCE.index)
         return result
     refutation: RefutationResult | None = None
@@ -77,7 +75,6 @@ def decide(
     else:
         _unknown(result, structure, unproved, unusable, refutation, ambiguities)
     _diagnose(result.findings, derivation)
-    result.findings += precision
     return result
 
 
