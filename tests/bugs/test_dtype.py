@@ -1,4 +1,4 @@
-"""Rows DTYPE of the corpus, and casts around norms and routers: they differ in rounding only, so the verdict is EQUIVALENT and a PRECISION finding tells where."""
+"""Rows DTYPE of the corpus, and casts around norms and routers: EQUIVALENT, with a PRECISION finding that tells where."""
 
 from __future__ import annotations
 

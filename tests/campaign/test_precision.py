@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,7 +94,9 @@ def test_a_narrower_place_is_one_warning(program: Callable[[GraphBuilder, str], 
     assert (finding.expected, finding.found) == ("float32", "bfloat16")
     assert finding.reference_nodes[0] == node
     assert finding.implementation_nodes[0] == f"0:{node}"
-    assert finding.reference_source and finding.implementation_source and finding.hint
+    assert finding.reference_source
+    assert finding.implementation_source
+    assert finding.hint
 
 
 @pytest.mark.parametrize("program", [router, normed, stored])
