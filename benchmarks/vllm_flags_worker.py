@@ -1,10 +1,11 @@
 """Runs where vLLM is installed: captures pairs through Emerge's own specs, and executes both models without Emerge.
 
-    python vllm_flags_worker.py REQUEST.json
+    python vllm_flags_worker.py execute|capture REQUEST.json
 
 ``REQUEST.json`` holds ``[{"id", "architecture", "config", "vllm_architecture"?, "vllm_config"?, "tokens", "tp_size"?,
-"max_model_len", "out"}]``. Every pair gets two forks of this process, which has vLLM imported: one writes ``truth.json`` (executed,
-no file of Emerge takes part), the other ``seq.json`` and ``rank0.json``; a failure is written instead as ``error``.
+"max_model_len", "out"}]``. Every pair gets a fork of this process, which has vLLM imported. ``execute`` writes ``truth.json`` (nothing
+of Emerge takes part but the settings for the import), ``capture`` writes ``seq.json``, ``rank*.json`` and ``capture.json``; a
+failure is written as ``error``.
 """
 
 from __future__ import annotations
@@ -27,31 +28,34 @@ SECONDS = 150
 Pair = dict[str, Any]
 
 
-def main(request: str) -> int:
+def main(what: str, request: str) -> int:
     """All pairs of a request, one after another."""
     warnings.filterwarnings("ignore")
     from emerge.capture.vllm.runtime import import_vllm
 
     import_vllm()
     import torch
-    import transformers  # noqa: F401
+    import transformers
     import vllm.model_executor.models.registry  # noqa: F401
 
     torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
     for pair in json.loads(Path(request).read_text(encoding="utf-8")):
         out = Path(pair["out"])
         out.mkdir(parents=True, exist_ok=True)
         started = time.time()
-        in_fork(lambda: executed(pair), out / "truth.json")
-        in_fork(lambda: captured(pair, out), out / "capture.json")
-        truth, capture = (json.loads((out / n).read_text()) for n in ("truth.json", "capture.json"))
-        said = truth.get("error") or f"difference {truth['difference']:.3g} of {truth['scale']:.3g}"
-        print(f"{pair['id']}: {said}; {capture.get('error') or 'captured'} ({time.time() - started:.1f} s)", flush=True)
+        if what == "execute":
+            found = in_fork(lambda: executed(pair), out / "truth.json")
+            said = f"difference {found['difference']:.3g} of {found['scale']:.3g}" if "scale" in found else found["error"]
+        else:
+            found = in_fork(lambda: captured(pair, out), out / "capture.json")
+            said = found.get("error", "captured")
+        print(f"{pair['id']}: {said} ({time.time() - started:.1f} s)", flush=True)
     return 0
 
 
-def in_fork(work: Callable[[], dict[str, Any]], target: Path) -> None:
-    """The result of ``work`` in ``target``; what it leaves behind in the process dies with the fork."""
+def in_fork(work: Callable[[], dict[str, Any]], target: Path) -> dict[str, Any]:
+    """The result of ``work``, also written to ``target``; what it leaves behind in the process dies with the fork."""
     target.unlink(missing_ok=True)
     process = os.fork()
     if process == 0:
@@ -69,6 +73,8 @@ def in_fork(work: Callable[[], dict[str, Any]], target: Path) -> None:
     os.waitpid(process, 0)
     if not target.exists():
         target.write_text(json.dumps({"error": f"ended by a signal or after {SECONDS} s", "at": ""}), encoding="utf-8")
+    found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
+    return found
 
 
 def captured(pair: Pair, out: Path) -> dict[str, Any]:
@@ -259,4 +265,4 @@ def _plain_attention() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

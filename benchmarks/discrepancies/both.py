@@ -1,0 +1,83 @@
+"""One model in Transformers and in vLLM's engine, without Emerge: the log-probabilities of a prompt, side by side.
+
+Needs torch, transformers and vLLM (CPU build) only; the scripts beside it call :func:`compare`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from typing import Any
+
+for key, value in {
+    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "TOKENIZERS_PARALLELISM": "false",
+}.items():  # fmt: skip
+    os.environ.setdefault(key, value)
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+#: 64 wide, heads of 32: sizes that vLLM's attention kernel for CPUs has.
+SMALL = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def difference(architecture: str, config: dict[str, Any], tokens: int = 24, vllm_architecture: str = "") -> float:
+    """Largest difference of the log-probabilities of a random prompt; both have the same random weights, float32."""
+    torch.manual_seed(0)
+    cls = getattr(transformers, architecture)
+    settings = cls.config_class(**copy.deepcopy(config))
+    settings._attn_implementation = "eager"
+    model = cls._from_config(settings, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            noise = 0.2 * torch.randn(tensor.shape)
+            tensor.copy_(tensor + noise if "norm" in name.lower() or "ln_" in name else noise)
+    prompt = torch.randint(3, settings.vocab_size, (tokens,))
+    with torch.no_grad():
+        expected = model(input_ids=prompt[None], use_cache=False).logits[0].log_softmax(-1)
+    with tempfile.TemporaryDirectory() as folder:
+        settings.architectures = [vllm_architecture or architecture]
+        model.config = settings
+        model.save_pretrained(folder)
+        settings.save_pretrained(folder)
+        found = _engine(folder, prompt.tolist(), settings.vocab_size)
+    return max(
+        abs(expected[i - 1, token].item() - entry.logprob)
+        for i, of in enumerate(found)
+        if of is not None
+        for token, entry in of.items()
+        if token < settings.vocab_size
+    )
+
+
+def _engine(folder: str, prompt: list[int], vocabulary: int) -> Any:
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        folder, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=1,
+        max_logprobs=vocabulary, enable_prefix_caching=False, disable_log_stats=True,
+    )  # fmt: skip
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=vocabulary, detokenize=False, temperature=0.0)
+    (output,) = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+    return output.prompt_logprobs
+
+
+def compare(architecture: str, config: dict[str, Any], change: dict[str, Any], **options: Any) -> None:
+    """Prints the difference without and with ``change``, each in a process of its own; fails unless only the latter differs."""
+    import multiprocessing
+
+    from vllm import __version__
+
+    print(f"{architecture}: transformers {transformers.__version__}, vllm {__version__}, torch {torch.__version__}")
+    found = []
+    for settings in (config, config | change):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found.append(pool.apply(difference, (architecture, settings), options))
+    print(f"  without: largest difference of log-probabilities {found[0]:.2g}")
+    print(f"  with {change}: {found[1]:.2g}")
+    assert found[0] < 1e-4 < 5e-4 < found[1], "the discrepancy does not show"
