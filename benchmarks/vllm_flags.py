@@ -5,7 +5,7 @@
     vllm_flags.py decide [NAME...]    decides every captured pair that has no verdict yet (--again: all given)
     vllm_flags.py table               the figures and what is not decided right, in Markdown
 
-``vllm_flags.yaml`` holds the configs. NAME is an architecture, a variant (``LlamaForCausalLM/eps``), or a part of either. What is right
+``vllm_flags.yaml`` holds the configs. NAME is an architecture or a variant (``LlamaForCausalLM/eps``). What is right
 was found by executing both models: a pair differs where the logits differ by more than 5e-5 of their size.
 """
 
@@ -41,8 +41,8 @@ def variants(file: Path = HERE / "vllm_flags.yaml") -> dict[str, dict[str, Any]]
             changes |= data["groups"][group]
         changes |= entry.get("variants", {})
         for flag, change in changes.items():
-            # A null of the base takes a default away; a null of a variant is a value.
-            config = {k: v for k, v in base.items() if v is not None or k in entry.get("keep_null", ())} | change
+            # A null of the base takes one of the defaults away; any other null is a value.
+            config = {k: v for k, v in base.items() if v is not None or k not in data["defaults"]} | change
             name = f"{architecture}/{flag}"
             found[name] = {
                 "id": name, "architecture": architecture, "config": config, "tokens": TOKENS, "max_model_len": 64,
@@ -54,8 +54,7 @@ def variants(file: Path = HERE / "vllm_flags.yaml") -> dict[str, dict[str, Any]]
 def chosen(names: list[str]) -> dict[str, dict[str, Any]]:
     """The variants that a name on the command line stands for."""
     known = variants()
-    exact = [n for n in names if "/" in n]
-    return {k: v for k, v in known.items() if not names or k in exact or any(n in k for n in names if "/" not in n)}
+    return {k: v for k, v in known.items() if not names or any(k == n or k.startswith(n.rstrip("/") + "/") for n in names)}
 
 
 def work(what: str, pairs: dict[str, dict[str, Any]], root: Path, again: bool) -> None:
