@@ -63,7 +63,7 @@ def work(what: str, pairs: dict[str, dict[str, Any]], root: Path, again: bool) -
     done = {"execute": "truth.json", "capture": "capture.json"}[what]
     todo = [p | {"out": str(root / n)} for n, p in pairs.items() if again or not (root / n / done).exists()]
     if what == "capture":
-        todo = [p for p in todo if row(p["id"], root)["truth"] != "refused"]
+        todo = [p for p in todo if row(p["id"], root)["truth"] not in ("refused", "?")]
     with tempfile.TemporaryDirectory() as folder:
         request = Path(folder) / "request.json"
         request.write_text(json.dumps(todo), encoding="utf-8")
@@ -99,7 +99,7 @@ def decide(pairs: dict[str, dict[str, Any]], root: Path, again: bool, seconds: f
 
 def verdict_of(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Emerge's verdict on one captured pair."""
-    from emerge.campaign.config import PairSpec
+    from emerge.campaign.config import PairSpec, RelationSpec
     from emerge.campaign.run import RunOptions, run_pair
     from emerge.graph.json_io import read_graph, read_values
 
@@ -108,7 +108,12 @@ def verdict_of(name: str, folder: Path, seconds: float) -> dict[str, Any]:
         for pattern in ("seq.json", "rank*.json")
     ]
     started = time.process_time()
-    pair = PairSpec(name, reference=graphs[0], implementation=graphs[1], relations="auto", seconds=seconds)
+    outputs = None
+    if len(graphs[0][0].outputs) > len(graphs[1][0].outputs):  # Transformers keeps a rotary table: only the logits are claimed
+        outputs = [RelationSpec(0, graphs[1][0].outputs[0], "b s v ~ (b s) v")]
+    pair = PairSpec(
+        name, reference=graphs[0], implementation=graphs[1], relations="auto", outputs=outputs, seconds=seconds
+    )
     result = run_pair(pair, RunOptions(engine="embedded"))
     return {
         "verdict": "ERROR" if result.error else result.verdict, "reason": result.error.message if result.error else result.reason,
