@@ -1,6 +1,7 @@
 """One model in Transformers and in vLLM's engine, without Emerge: the log-probabilities of a prompt, side by side.
 
-Needs torch, transformers and vLLM (CPU build) only; the scripts beside it call :func:`compare`.
+Needs torch, transformers and vLLM (CPU build) only; the scripts beside it call :func:`compare`. ``python both.py`` runs them all,
+which imports vLLM once.
 """
 
 from __future__ import annotations
@@ -68,16 +69,48 @@ def _engine(folder: str, prompt: list[int], vocabulary: int) -> Any:
 
 
 def compare(architecture: str, config: dict[str, Any], change: dict[str, Any], **options: Any) -> None:
-    """Prints the difference without and with ``change``, each in a process of its own; fails unless only the latter differs."""
+    """Prints the difference without and with ``change``, each in a fork; fails unless only the latter differs."""
     import multiprocessing
 
-    from vllm import __version__
+    from vllm import LLM, __version__  # noqa: F401  (imported once, before the forks)
 
     print(f"{architecture}: transformers {transformers.__version__}, vllm {__version__}, torch {torch.__version__}")
     found = []
     for settings in (config, config | change):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
             found.append(pool.apply(difference, (architecture, settings), options))
     print(f"  without: largest difference of log-probabilities {found[0]:.2g}")
-    print(f"  with {change}: {found[1]:.2g}")
+    print(f"  with {change}: {found[1]:.2g}", flush=True)
     assert found[0] < 1e-4 < 5e-4 < found[1], "the discrepancy does not show"
+
+
+def main() -> None:
+    """Runs the scripts given, or all beside this file, each in a fork."""
+    import runpy
+    import sys
+    import traceback
+    from pathlib import Path
+
+    from vllm import LLM  # noqa: F401
+
+    here = Path(__file__).resolve()
+    sys.path.insert(0, str(here.parent))
+    failed = []
+    for script in sys.argv[1:] or sorted(str(p) for p in here.parent.glob("*_*.py")):
+        print(f"{Path(script).stem}", flush=True)
+        process = os.fork()
+        if process == 0:
+            code = 1
+            try:
+                runpy.run_path(script, run_name="__main__")
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)
+        if os.waitpid(process, 0)[1]:
+            failed.append(script)
+    sys.exit(f"failed: {failed}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
