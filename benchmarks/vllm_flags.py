@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("what", choices=("execute", "capture", "decide", "table"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=150.0)
     options = parser.parse_intermixed_args()
     root = Path(os.environ.get("EMERGE_FLAGS") or sys.exit("EMERGE_FLAGS is not set: name a folder for the pairs"))
     pairs = chosen(options.names)

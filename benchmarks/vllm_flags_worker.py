@@ -183,7 +183,10 @@ def _vllm_logits(pair: Pair, config: Any, checkpoint: dict[str, Any], ids: Any) 
             parallel_state.initialize_model_parallel(1, 1)
             with set_default_torch_dtype(torch.float32), torch.device("cpu"):
                 model = initialize_model(vllm_config=engine).eval()
-            model.load_weights(iter(checkpoint.items()))
+            loaded = model.load_weights(iter(checkpoint.items()))
+            left = sorted({n for n, _ in model.named_parameters()} - set(loaded)) if loaded is not None else []
+            if left:  # as vLLM's DefaultModelLoader does
+                raise ValueError(f"Following weights were not initialized from checkpoint: {left}")
             process_weights_after_loading(model, engine.model_config, torch.device("cpu"))
             with set_forward_context(None, engine, num_tokens=len(ids)), torch.compiler.set_stance("force_eager"):
                 names = inspect.signature(model.forward).parameters
