@@ -27,8 +27,11 @@ SMALL = {
 }  # fmt: skip
 
 
-def difference(architecture: str, config: dict[str, Any], tokens: int = 24, vllm_architecture: str = "") -> float:
-    """Largest difference of the log-probabilities of a random prompt; both have the same random weights, float32."""
+def difference(architecture: str, config: dict[str, Any], tokens: int = 24, zero: str = "") -> float:
+    """Largest difference of the log-probabilities of a random prompt; both have the same random weights, float32.
+
+    Parameters with ``zero`` in their names are 0.
+    """
     torch.manual_seed(0)
     cls = getattr(transformers, architecture)
     settings = cls.config_class(**copy.deepcopy(config))
@@ -36,13 +39,16 @@ def difference(architecture: str, config: dict[str, Any], tokens: int = 24, vllm
     model = cls._from_config(settings, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
+            if zero and zero in name:
+                tensor.zero_()
+                continue
             noise = 0.2 * torch.randn(tensor.shape)
             tensor.copy_(tensor + noise if "norm" in name.lower() or "ln_" in name else noise)
     prompt = torch.randint(3, settings.vocab_size, (tokens,))
     with torch.no_grad():
         expected = model(input_ids=prompt[None], use_cache=False).logits[0].log_softmax(-1)
     with tempfile.TemporaryDirectory() as folder:
-        settings.architectures = [vllm_architecture or architecture]
+        settings.architectures = [architecture]
         model.config = settings
         model.save_pretrained(folder)
         settings.save_pretrained(folder)
@@ -68,19 +74,22 @@ def _engine(folder: str, prompt: list[int], vocabulary: int) -> Any:
     return output.prompt_logprobs
 
 
-def compare(architecture: str, config: dict[str, Any], change: dict[str, Any], **options: Any) -> None:
-    """Prints the difference without and with ``change``, each in a fork; fails unless only the latter differs."""
+def compare(architecture: str, config: dict[str, Any], change: dict[str, Any], zero: str = "") -> None:
+    """Prints the difference without and with ``change``, each in a fork; fails unless only the latter differs.
+
+    ``zero``: what is changed is that parameters of this name are random and no longer 0.
+    """
     import multiprocessing
 
     from vllm import LLM, __version__  # noqa: F401  (imported once, before the forks)
 
     print(f"{architecture}: transformers {transformers.__version__}, vllm {__version__}, torch {torch.__version__}")
     found = []
-    for settings in (config, config | change):
+    for settings, zeros in ((config, zero), (config | change, "")):
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            found.append(pool.apply(difference, (architecture, settings), options))
+            found.append(pool.apply(difference, (architecture, settings, 24, zeros)))
     print(f"  without: largest difference of log-probabilities {found[0]:.2g}")
-    print(f"  with {change}: {found[1]:.2g}", flush=True)
+    print(f"  with {change or f'{zero} other than 0'}: {found[1]:.2g}", flush=True)
     assert found[0] < 1e-4 < 5e-4 < found[1], "the discrepancy does not show"
 
 
