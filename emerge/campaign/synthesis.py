@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emerge.algebra.saturate import available
+from emerge.algebra.rulefile import LANGUAGE, rules_of
+from emerge.algebra.saturate import available, rule_files
 from emerge.campaign.admission import law_levels
 from emerge.campaign.config import SynthesisSpec
 from emerge.relate.derive import Derivation, Problem, derive
 from emerge.util.errors import BudgetExceeded
+from emerge.util.resources import resource_dir
 from emerge.verdict.types import EQUIVALENT, Finding, PairResult
 
 #: Rounds at most; each new rule makes tensors comparable that lie behind it.
@@ -69,7 +71,9 @@ def synthesise(
         own = Store(Path(private))
         folder = attempt.wanted.folder or (attempt.out / "rules" if attempt.out is not None else None)
         stores = [own] if folder is None else [own, Store(folder)]
-        found = Synthesiser(stores, equality_rules(attempt.rules), seconds, attempt.seed)
+        language = resource_dir("rules") / LANGUAGE
+        loaded = [r for f in rule_files(tuple(attempt.rules), attempt.base) if f != language for r in rules_of(f)]
+        found = Synthesiser(stores, equality_rules(attempt.rules), seconds, attempt.seed, loaded)
         for _ in range(MOST_ROUNDS):
             started = time.perf_counter()
             one = found.round(problem, current)

@@ -5,19 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering, Tensor
 from emerge.graph.model import is_floating
 from emerge.relate.derive import Derivation, Problem
+from emerge.algebra.rulefile import App, EqualityRule
 from emerge.rules.equalities import EqualityCertificate
-from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, proposals, reverse
+from emerge.synthesis.exchange import laws
+from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, of_law, proposals, reverse, stands_for
+from emerge.synthesis.places import Operators, places
 from emerge.synthesis.store import Store, validate
-from emerge.synthesis.values import Executed, Matching, distinct, match
+from emerge.synthesis.values import Executed, Matching, alike, distinct, match
 from emerge.util.errors import EmergeError
 
 #: So many implementation tensors are tried for a reference tensor, and so many reference tensors in a round.
 MOST_PARTNERS, MOST_GOALS = 4, 200
+#: So many reference tensors whose values an implementation tensor holds are taken apart in a round, and so many places of
+#: neighbouring operators.
+MOST_APART, MOST_PLACES = 8, 40
 
 
 @dataclass
@@ -46,12 +53,17 @@ class Synthesiser:
         seconds: budget over all rounds.
     """
 
-    def __init__(self, stores: Sequence[Store], known: Iterable[str], seconds: float, seed: int = 0) -> None:
-        self.stores, self.known, self.seed = stores, set(known), seed
+    def __init__(
+        self, stores: Sequence[Store], known: Iterable[str], seconds: float, seed: int = 0,
+        loaded: Sequence[EqualityRule] = (),
+    ) -> None:  # fmt: skip
+        self.stores, self.known, self.seed, self.loaded = stores, set(known), seed, list(loaded)
+        self.apart: set[str] = set()
         self.deadline = time.monotonic() + seconds
         self.seconds = seconds
         self.tried: set[str] = set()
         self.fresh: list[Proposal] = []
+        self.kept: list[Proposal] = []
 
     def out_of_time(self) -> bool:
         """Whether the budget is spent."""
@@ -83,7 +95,52 @@ class Synthesiser:
             result.matched += bool(found)
             if any(self.settle(ref, imp, goal, partner, matching, result) for partner, matching in found):
                 above.add(goal.id)
+        if not result.rules and not self.out_of_time():
+            self.take_apart(ref, imp, partners, derivation, result)
         return result
+
+    def take_apart(
+        self, ref: Side, imp: Side, partners: _Partners, derivation: Derivation, result: Synthesis
+    ) -> None:
+        """Laws of exchange for the operators behind tensors that hold the same values on both sides."""
+        sides = {1: Operators(ref.low), 2: Operators(imp.low)}
+        count = 0
+        for goal in _goals(ref, derivation):
+            partner = partners.like(ref, goal)
+            if partner is None:
+                continue
+            count += 1
+            if count > MOST_APART:
+                return
+            for side, start in ((ref, goal), (imp, partner)):
+                self.exchange(side, sides[side.number], start, result)
+                if self.out_of_time():
+                    return
+
+    def exchange(self, side: Side, ops: Operators, start: Tensor, result: Synthesis) -> None:
+        """Laws of exchange for the operators behind one tensor."""
+        found = [p for p in islice(places(ops, start, side.is_aligned, self.loaded), MOST_PLACES) if p.key not in self.apart]
+        heads: dict[str, App] = {}
+        for place in found:
+            for term in (place.term, place.inner):
+                heads.setdefault(term.op if not term.op.startswith("Map") else str(term.args[0]), term)
+        for place in found:
+            if place.key in self.apart or self.out_of_time():
+                continue
+            self.apart.add(place.key)
+            others = [h for h in heads.values() if h.op not in (place.term.op, place.inner.op)]
+            for law in laws(place, others, lambda: not self.out_of_time()):
+                proposal = of_law(law)
+                if self.undoes(proposal):
+                    break  # it would undo what a rule does
+                if self.accept(proposal, result):
+                    break
+
+    def undoes(self, proposal: Proposal) -> bool:
+        """Whether a rule rewrites the right side of a proposal to its left side."""
+        known = [(p.left, p.right) for p in self.kept]
+        known += [(r.patterns[0][1], r.unions[0][1]) for r in self.loaded if len(r.patterns) == len(r.unions) == 1]
+        return any(stands_for((left, right), (proposal.right, proposal.left)) for left, right in known)
 
     def settle(
         self, ref: Side, imp: Side, goal: Tensor, partner: Tensor, matching: Matching, result: Synthesis
@@ -115,6 +172,7 @@ class Synthesiser:
             return False
         self.known.add(proposal.name)
         self.fresh.append(proposal)
+        self.kept.append(proposal)
         for store in self.stores:
             store.add(proposal.text(), found)
         result.rules.append(proposal.name)
@@ -190,6 +248,16 @@ class _Partners:
             if values is not None and values[0][0].size:
                 low, high = min(float(v.min()) for v in values[0]), max(float(v.max()) for v in values[0])
                 self.known.append((low, high, tensor, values))
+
+    def like(self, ref: Side, goal: Tensor) -> Tensor | None:
+        """One without alignment that holds the same numbers, in any places and any number of times."""
+        values = ref.executed.of(ref.number, goal.id)
+        if values is None:
+            return None
+        for _, _, tensor, other in self.known:
+            if not self.imp.is_aligned(tensor) and alike(values, other):
+                return tensor
+        return None
 
     def of(self, ref: Side, goal: Tensor) -> list[tuple[Tensor, Matching]]:
         """Those that hold the values of a reference tensor, the most alike in depth first."""

@@ -131,3 +131,23 @@ def match(reference: list[list[Array]], implementation: list[list[Array]]) -> Ma
     same = len(places) == 1 and reference[0][0].shape == implementation[0][0].shape
     made = Matching(tuple(places), same and bool((places[0] == np.arange(flat.size)).all()))
     return made if made.carries(reference, implementation) else None
+
+
+def alike(reference: list[list[Array]], implementation: list[list[Array]]) -> bool:
+    """Whether both hold the same numbers on every draw, wherever they lie and however often; too few say nothing."""
+    for (whole,), parts in zip(reference, implementation):
+        one, other = np.unique(whole), np.unique(np.concatenate([p.ravel() for p in parts]))
+        if one.size < LEAST * 2 or other.size < LEAST * 2:
+            return False
+        limit = AGREE * float(np.abs(one).max())
+        if not (_near(one, other, limit) and _near(other, one, limit)):
+            return False
+    return True
+
+
+def _near(ordered: Array, wanted: Array, limit: float) -> bool:
+    """Whether every wanted number is close to one of the ordered ones."""
+    right = np.clip(np.searchsorted(ordered, wanted), 0, ordered.size - 1)
+    left = np.clip(right - 1, 0, ordered.size - 1)
+    nearest = np.minimum(np.abs(ordered[left] - wanted), np.abs(ordered[right] - wanted))
+    return bool((nearest <= limit).all())
