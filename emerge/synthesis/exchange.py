@@ -38,6 +38,11 @@ KINDS: dict[str, tuple[str, ...]] = {
     "Lookup": ("", "", "axis"),
 }  # fmt: skip
 
+#: Laws move an operator one way only, or saturation would not end: of two neighbours the one named first goes inside. A right
+#: side of fewer operators than the left is always welcome.
+INWARD = {"Slice": 0, "Lookup": 1, "Fold": 2, "Einsum": 2, "Along": 2, "Map1": 3, "Map2": 3, "Map3": 3, "Shift": 3, "Range": 3,
+          "Cat": 4, "Place": 5, "View": 6, "Scale": 7}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Law:
@@ -193,14 +198,15 @@ def sketches(left: Left, at: int, heads: Sequence[App]) -> Iterator[Term]:
     def under(operands: Sequence[Term]) -> App:
         return _holed(inner, dict(zip(tensors_of(inner), operands)))
 
-    if xs:
+    inward = INWARD[outer.op] < INWARD[inner.op]
+    if xs and inward:
         yield under([over(x) for x in xs])
     for x in xs:
         yield over(x)
-    if len(xs) > 1:
+    if len(xs) > 1 and inward:
         for k in range(len(xs)):
             yield under([over(x) if j == k else x for j, x in enumerate(xs)])
-    if len(xs) == 1 and others:
+    if len(xs) == 1 and others and inward:
         wrapped = {k: (xs[0] if k == at else under([outer.args[k]])) for k in tensors_of(outer)}
         yield under([_holed(outer, wrapped)])
     yield under(xs)
