@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class RunOptions:
         seconds: per pair. memory_gb: for execution.
         out: where counterexamples and synthesised rules go, None = nowhere.
         base: shipped rules of the algebra, ``full`` or ``minimal``. synthesis: synthesise rules where a proof falls short.
+        device: None = what the pair says.
         debug: keep tracebacks in internal errors.
     """
 
@@ -42,6 +43,7 @@ class RunOptions:
     debug: bool = False
     base: str | None = None
     synthesis: bool | None = None
+    device: str | None = None
 
 
 def run_pairs(specs: Sequence[PairSpec], options: RunOptions, *, jobs: int = 1) -> Iterator[PairResult]:
@@ -103,6 +105,7 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
     base = options.base if options.base is not None else spec.base
     wanted = spec.synthesis if options.synthesis is None else (spec.synthesis or SynthesisSpec())
     wanted = None if options.synthesis is False else wanted
+    validation = spec.validation if options.device is None else replace(spec.validation, device=options.device)
 
     def left() -> float | None:
         return None if seconds is None else max(seconds - (time.perf_counter() - started), 0.0)
@@ -119,7 +122,7 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
         problem = prepared.problem
         if len(derivation.proved()) < len(derivation.claims):
             problem, derivation = _with_constants(problem, derivation, engine, spec.rules, left, base)
-        refuter = _timed(execution_refuter(seed, memory_gb, left, spec.rules), executed)
+        refuter = _timed(execution_refuter(seed, memory_gb, left, spec.rules, validation.device), executed)
         kept: list[RefutationResult | None] = []
 
         def remembered(problem: Problem, derivation: Derivation) -> RefutationResult | None:
@@ -134,7 +137,7 @@ def _run(spec: PairSpec, options: RunOptions, started: float) -> PairResult:
         result = judge(derivation, levels)
         agree = bool(kept) and kept[0] is not None and kept[0].outcome == "agree"
         if wanted is not None and result.verdict == UNKNOWN and agree:
-            attempt = Attempt(spec.rules, spec.trust, wanted, options.out, engine, base, seed, left)
+            attempt = Attempt(spec.rules, spec.trust, wanted, options.out, engine, base, seed, left, validation)
             result, derivation = synthesise(problem, derivation, result, attempt, judge)
     except BudgetExceeded as e:
         result = PairResult(verdict=UNKNOWN, reason=str(e))
@@ -212,12 +215,14 @@ def _describe(result: PairResult, prepared: Prepared) -> None:
 
 
 def execution_refuter(
-    seed: int, memory_gb: float | None, left: Callable[[], float | None], rules: Sequence[Path] = ()
-) -> Refuter:
+    seed: int, memory_gb: float | None, left: Callable[[], float | None], rules: Sequence[Path] = (),
+    device: str = "auto",
+) -> Refuter:  # fmt: skip
     """Refutation by execution; torch is imported when it is first needed.
 
     Args:
         rules: rule files whose ``operator_definition`` facts say what their operators compute.
+        device: ``auto``, ``cpu`` or ``cuda``.
     """
 
     def refute(problem: Problem, derivation: Derivation) -> RefutationResult:
@@ -250,7 +255,7 @@ def execution_refuter(
         seconds = left()
         if seconds is not None:
             limits["seconds"] = seconds
-        return run(problem, derivation, seed=seed, **limits)
+        return run(problem, derivation, seed=seed, device=device, **limits)
 
     return refute
 

@@ -11,12 +11,14 @@ from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering, Tensor
 from emerge.graph.model import is_floating
 from emerge.relate.derive import Derivation, Problem
-from emerge.algebra.rulefile import App, EqualityRule
-from emerge.rules.equalities import EqualityCertificate
+from emerge.algebra.rulefile import App, EqualityRule, rules_of
+from emerge.rules.certify import Refusal
+from emerge.rules.equalities import VALIDATION, EqualityCertificate, Validation, confirm
 from emerge.synthesis.exchange import laws
 from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, of_law, proposals, reverse, stands_for
 from emerge.synthesis.places import Operators, places
 from emerge.synthesis.store import Store, validate
+from emerge.synthesis.terms import constructors
 from emerge.synthesis.values import Executed, Matching, alike, distinct, match
 from emerge.util.errors import EmergeError
 
@@ -25,6 +27,8 @@ MOST_PARTNERS, MOST_GOALS = 4, 200
 #: So many reference tensors whose values an implementation tensor holds are taken apart in a round, and so many places of
 #: neighbouring operators.
 MOST_APART, MOST_PLACES = 8, 40
+#: A rule that matches at one place is confirmed on at least so many other tensors.
+LEAST_OTHERS = 3
 
 
 @dataclass
@@ -49,15 +53,17 @@ class Synthesiser:
     """Looks for rules over several rounds of one pair; keeps what was tried.
 
     Args:
-        stores: where rules go. known: names of rules that are loaded already.
+        store: where rules go. known: names of rules that are loaded already; ``loaded``: those that are used.
         seconds: budget over all rounds.
     """
 
     def __init__(
-        self, stores: Sequence[Store], known: Iterable[str], seconds: float, seed: int = 0,
-        loaded: Sequence[EqualityRule] = (),
+        self, store: Store, known: Iterable[str], seconds: float, seed: int = 0, loaded: Sequence[EqualityRule] = (),
+        validation: Validation = VALIDATION,
     ) -> None:  # fmt: skip
-        self.stores, self.known, self.seed, self.loaded = stores, set(known), seed, list(loaded)
+        self.store, self.known, self.seed, self.loaded = store, set(known), seed, list(loaded)
+        self.validation = validation
+        self.executed: Executed | None = None
         self.apart: set[str] = set()
         self.deadline = time.monotonic() + seconds
         self.seconds = seconds
@@ -74,10 +80,11 @@ class Synthesiser:
         result = Synthesis()
         self.fresh = []
         try:
-            executed = Executed(problem, derivation, self.seed)
+            executed = Executed(problem, derivation, self.seed, self.executed, self.validation.device)
         except EmergeError as exc:
             result.stopped = f"the pair cannot be executed for synthesis ({exc.message})"
             return result
+        self.executed = executed
         ref, imp = _sides(derivation, executed)
         partners = _Partners(imp)
         above: set[int] = set()
@@ -166,17 +173,29 @@ class Synthesiser:
         if proposal.canonical in self.tried or proposal.name in self.known:
             return False  # what is loaded already did not help
         self.tried.add(proposal.canonical)
-        found = validate(proposal)
+        found = validate(proposal, self.seed, self.validation)
         if not isinstance(found, EqualityCertificate):
             result.refused.append((proposal.meaning, found.reason))
             return False
         self.known.add(proposal.name)
         self.fresh.append(proposal)
         self.kept.append(proposal)
-        for store in self.stores:
-            store.add(proposal.text(), found)
+        self.store.add(proposal.text(), found)
         result.rules.append(proposal.name)
         return True
+
+    def size(self, name: str) -> int:
+        """Operators of a rule."""
+        return next((len(list(constructors(p.left))) for p in self.kept if p.name == name), 0)
+
+    def confirm(self, name: str) -> str:
+        """Tries a rule on values of the pair's tensors that stand elsewhere; why it does not hold there, or ""."""
+        (rule,) = [r for r in rules_of(self.store.path) if r.name == name]
+        pool = self.executed.pool() if self.executed is not None else []
+        if len(pool) < LEAST_OTHERS:
+            return f"the pair has {len(pool)} tensors to confirm it on, and at least {LEAST_OTHERS} are needed"
+        found = confirm(rule, pool, self.seed)
+        return f"it {found.reason}" if isinstance(found, Refusal) else ""
 
 
 def _sides(derivation: Derivation, executed: Executed) -> tuple[Side, Side]:
