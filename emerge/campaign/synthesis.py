@@ -68,8 +68,6 @@ def synthesise(
     from emerge.synthesis.store import Store
 
     spent = 0.0
-    left = attempt.left()
-    seconds = attempt.wanted.seconds if left is None else min(attempt.wanted.seconds, left)
     rules: list[str] = []
     refused: list[tuple[str, str]] = []
     stopped = ""
@@ -81,7 +79,8 @@ def synthesise(
         language = resource_dir("rules") / LANGUAGE
         loaded = [r for f in rule_files(tuple(attempt.rules), attempt.base) if f != language for r in rules_of(f)]
         found = Synthesiser(
-            own, equality_rules(attempt.rules), seconds, attempt.seed, loaded, attempt.validation
+            own, equality_rules(attempt.rules), attempt.wanted.seconds, attempt.seed, loaded, attempt.validation,
+            attempt.left,
         )
         trial = _Trial(problem, attempt, own, judge)
         for _ in range(MOST_ROUNDS):

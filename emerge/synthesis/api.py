@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -54,18 +54,20 @@ class Synthesiser:
 
     Args:
         store: where rules go. known: names of rules that are loaded already; ``loaded``: those that are used.
-        seconds: budget over all rounds.
+        seconds: budget over all rounds, of this process's time on a processor, so that what is found does not depend on
+            what else the machine does. left: seconds left of the pair's own limit.
     """
 
     def __init__(
         self, store: Store, known: Iterable[str], seconds: float, seed: int = 0, loaded: Sequence[EqualityRule] = (),
-        validation: Validation = VALIDATION,
+        validation: Validation = VALIDATION, left: Callable[[], float | None] = lambda: None,
     ) -> None:  # fmt: skip
+        self.left = left
         self.store, self.known, self.seed, self.loaded = store, set(known), seed, list(loaded)
         self.validation = validation
         self.executed: Executed | None = None
         self.apart: set[str] = set()
-        self.deadline = time.monotonic() + seconds
+        self.deadline = time.process_time() + seconds
         self.seconds = seconds
         self.tried: set[str] = set()
         self.fresh: list[Proposal] = []
@@ -73,7 +75,7 @@ class Synthesiser:
 
     def out_of_time(self) -> bool:
         """Whether the budget is spent."""
-        return time.monotonic() > self.deadline
+        return time.process_time() > self.deadline or self.left() == 0.0
 
     def round(self, problem: Problem, derivation: Derivation) -> Synthesis:
         """New rules for the tensors at which the derivation stopped."""

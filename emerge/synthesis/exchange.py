@@ -275,6 +275,21 @@ class Pools:
         }  # fmt: skip
         self.moved, self.sizes, self.bounds, self.plus, self.steps = moved, sizes, bounds, plus, steps
 
+    def narrow(self, ground: Terrain) -> None:
+        """Leaves one of those expressions that have the same value on all ground terms, and none without a value."""
+        for kind, options in self.options.items():
+            seen: set[Any] = set()
+            kept = []
+            for option in options:
+                values = [filler.compute(option) for filler in ground.fillers]
+                fits = [v is not None and (kind != "bound" or v >= 0) for v in values]
+                if kind == "factor":
+                    fits = [v is not None for v in values]
+                if sum(fits) >= ENOUGH and tuple(values) not in seen:
+                    seen.add(tuple(values))
+                    kept.append(option)
+            self.options[kind] = kept
+
     def of(self, hole: str) -> list[Term]:
         """Expressions for a hole, what stands there on the left first."""
         kind, _, first = hole[1:].partition(":")
@@ -413,6 +428,7 @@ def _rights(
 ) -> Iterator[tuple[Term, list[int]]]:
     """Right sides that hold on some ground terms, and on which."""
     pools = Pools(left)
+    pools.narrow(ground)
     for narrow, most in ((True, 8), (False, MOST_TRIED)):
         found = False
         for sketch in sketches(left, place.at, heads):

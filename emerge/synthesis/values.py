@@ -68,14 +68,14 @@ class Executed:
         return self._memo[key]
 
     def pool(self) -> list[Array]:
-        """Floating values of the reference's nodes on the first draw, each in a row."""
-        found = []
-        for value in self.made[0].reference.values():
+        """Floating values of the nodes on the first draw, each in a row; of those with the same values one."""
+        found: dict[bytes, Array] = {}
+        for value in (*self.made[0].reference.values(), *self.made[0].ranks[0].values()):
             if hasattr(value, "is_floating_point") and value.is_floating_point() and LEAST <= value.numel() <= MOST:
                 row = value.detach().cpu().double().numpy().ravel()
                 if np.isfinite(row).all() and np.unique(row).size >= LEAST:
-                    found.append(row)
-        return found
+                    found.setdefault(np.sort(row.astype(np.float32)).tobytes(), row)
+        return list(found.values())
 
     def _read(self, side: int, tensor: int) -> list[list[Array]] | None:
         out = []
