@@ -77,10 +77,11 @@ def synthesise(
         own = Store(Path(private))
         folder = attempt.wanted.folder or (attempt.out / "rules" if attempt.out is not None else None)
         language = resource_dir("rules") / LANGUAGE
-        loaded = [r for f in rule_files(tuple(attempt.rules), attempt.base) if f != language for r in rules_of(f)]
+        files = rule_files(tuple(attempt.rules), attempt.base)
+        loaded = [r for f in files if f != language for r in rules_of(f)]
         found = Synthesiser(
             own, equality_rules(attempt.rules), attempt.wanted.seconds, attempt.seed, loaded, attempt.validation,
-            attempt.left,
+            attempt.left, files,
         )
         trial = _Trial(problem, attempt, own, judge)
         for _ in range(MOST_ROUNDS):

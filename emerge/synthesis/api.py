@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering, Tensor
@@ -17,7 +18,8 @@ from emerge.rules.equalities import VALIDATION, EqualityCertificate, Validation,
 from emerge.synthesis.exchange import laws
 from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, of_law, proposals, reverse, stands_for
 from emerge.synthesis.places import Operators, places
-from emerge.synthesis.store import Store, validate
+from emerge.synthesis.implied import implied
+from emerge.synthesis.store import Store, as_rule, validate
 from emerge.synthesis.terms import constructors
 from emerge.synthesis.values import Executed, Matching, alike, distinct, match
 from emerge.util.errors import EmergeError
@@ -53,7 +55,7 @@ class Synthesiser:
     """Looks for rules over several rounds of one pair; keeps what was tried.
 
     Args:
-        store: where rules go. known: names of rules that are loaded already; ``loaded``: those that are used.
+        store: where rules go. known: names of rules that are loaded already; ``loaded``: those that are used, from ``files``.
         seconds: budget over all rounds, of this process's time on a processor, so that what is found does not depend on
             what else the machine does. left: seconds left of the pair's own limit.
     """
@@ -61,8 +63,9 @@ class Synthesiser:
     def __init__(
         self, store: Store, known: Iterable[str], seconds: float, seed: int = 0, loaded: Sequence[EqualityRule] = (),
         validation: Validation = VALIDATION, left: Callable[[], float | None] = lambda: None,
+        files: Sequence[Path] = (),
     ) -> None:  # fmt: skip
-        self.left = left
+        self.left, self.files = left, tuple(files)
         self.store, self.known, self.seed, self.loaded = store, set(known), seed, list(loaded)
         self.validation = validation
         self.executed: Executed | None = None
@@ -140,10 +143,15 @@ class Synthesiser:
             others = [h for h in heads.values() if h.op not in (place.term.op, place.inner.op)]
             for law in laws(place, others, lambda: not self.out_of_time()):
                 proposal = of_law(law)
-                if self.undoes(proposal):
-                    break  # it would undo what a rule does
+                if self.undoes(proposal) or self.follows(proposal):
+                    break  # it would undo what a rule does, or say it again
                 if self.accept(proposal, result):
                     break
+
+    def follows(self, proposal: Proposal) -> bool:
+        """Whether the rules so far make both sides of a proposal equal anyway."""
+        files = [*self.files, *([self.store.path] if self.store.path.exists() else [])]
+        return bool(self.files) and implied(as_rule(proposal), files, self.seed)
 
     def undoes(self, proposal: Proposal) -> bool:
         """Whether a rule rewrites the right side of a proposal to its left side."""

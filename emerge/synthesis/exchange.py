@@ -114,7 +114,7 @@ class Left:
 
 
 _LETTERS = {"": "xyzuvw", "axis": "d", "bound": "i", "step": "s", "dims": "p", "shape": "t", "factor": "c",
-            "body1": "f", "body2": "f", "body3": "f"}  # fmt: skip
+            "body1": "f", "body2": "f", "body3": "f", "kind": "k"}  # fmt: skip
 
 
 def lefts(place: Place) -> Iterator[Left]:
@@ -145,8 +145,8 @@ def _left(place: Place, open_bodies: bool, open_numbers: Sequence[str]) -> Left:
                 assert isinstance(a, App)
                 args.append(build(a, None))
                 continue
-            fixed = kind in ("fold", "role", "spec", "along", "kind") or (
-                kind.startswith("body") and (not open_bodies or _is_parametric(a))
+            fixed = kind in ("fold", "role", "spec", "along") or (
+                (kind.startswith("body") or kind == "kind") and (not open_bodies or _is_parametric(a))
             )
             small = literal and term.op == "Range" and kind not in open_numbers and a.value in (0, 1)  # type: ignore[union-attr]
             if fixed or small:
@@ -229,7 +229,7 @@ def _holed(term: App, operands: Mapping[int, Term], foreign: bool = False) -> Ap
             args.append(operands[k])
         elif isinstance(a, Lit) and isinstance(a.value, str):
             args.append(a)
-        elif kind.startswith("body"):
+        elif kind.startswith("body") or kind == "kind":
             args.append(a)
         else:
             first = f"!{k}" if foreign else _written(a)
@@ -556,10 +556,12 @@ def _lifted(term: Term, names: dict[Term, str]) -> Term:
 
 
 def _exactness(left: Left, right: Term) -> tuple[Term, ...]:
-    """Ranges that become floats, or are floats, must be exact there: rounding would make a difference that no value of a
-    ground term shows."""
-    texts = {str(a.value) for t in (*_terms(left.pattern), *_terms(right)) for a in t.args if isinstance(a, Lit)}
-    if not any(t == "float" or t.startswith("cast") for t in texts):
+    """Ranges that are converted to floats, or read where they are floats, must be exact: rounding would make a difference
+    that no value of a ground term shows."""
+    terms = [*_terms(left.pattern), *_terms(right)]
+    texts = {str(a.value) for t in terms for a in t.args if isinstance(a, Lit)}
+    whole = sum(t.op == "Range" for t in _terms(left.pattern)) == sum(t.op == "Range" for t in _terms(right))
+    if not any(t.startswith("cast") for t in texts) and (whole or "float" not in texts):
         return ()
     made: list[Term] = []
     for term in _terms(left.pattern):

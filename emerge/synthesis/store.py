@@ -29,16 +29,25 @@ HEADER = """; Rules that Emerge synthesised: executed values proposed them, the 
 """
 
 
-def validate(proposal: Proposal, seed: int = 0, how: Validation = VALIDATION) -> EqualityCertificate | Refusal:
-    """Tests a proposal like a rule of a user's file."""
+def as_rule(proposal: Proposal) -> EqualityRule:
+    """A proposal read back from the text that it has in a file.
+
+    Raises:
+        RuleError: it is no rule.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         path.write_text(proposal.text(), encoding="utf-8")
-        try:
-            (rule,) = rules_of(path)
-        except RuleError as exc:
-            return Refusal(proposal.name, False, exc.message)
-    return certify_rule(rule, seed, how)
+        (rule,) = rules_of(path)
+    return rule
+
+
+def validate(proposal: Proposal, seed: int = 0, how: Validation = VALIDATION) -> EqualityCertificate | Refusal:
+    """Tests a proposal like a rule of a user's file."""
+    try:
+        return certify_rule(as_rule(proposal), seed, how)
+    except RuleError as exc:
+        return Refusal(proposal.name, False, exc.message)
 
 
 class Store:
