@@ -15,7 +15,7 @@ from emerge.relate.derive import Derivation, Problem
 from emerge.algebra.rulefile import App, EqualityRule, rules_of
 from emerge.rules.certify import Refusal
 from emerge.rules.equalities import VALIDATION, EqualityCertificate, Validation, confirm
-from emerge.synthesis.exchange import laws
+from emerge.synthesis.exchange import casts, laws
 from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, of_law, proposals, reverse, stands_for
 from emerge.synthesis.places import Operators, places
 from emerge.synthesis.implied import implied
@@ -183,6 +183,9 @@ class Synthesiser:
         if proposal.canonical in self.tried or proposal.name in self.known:
             return False  # what is loaded already did not help
         self.tried.add(proposal.canonical)
+        if casts(proposal.left) != casts(proposal.right):
+            result.refused.append((proposal.meaning, "drops a conversion to another type, which rounds"))
+            return False
         found = validate(proposal, self.seed, self.validation)
         if not isinstance(found, EqualityCertificate):
             result.refused.append((proposal.meaning, found.reason))

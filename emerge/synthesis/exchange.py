@@ -436,7 +436,7 @@ def _rights(
             for tried, right in enumerate(_candidates(sketch, pools, ground, narrow)):
                 if tried >= most or not in_time():
                     break
-                if right == left.pattern or _casts(right) != _casts(left.pattern):
+                if right == left.pattern or casts(right) != casts(left.pattern):
                     continue
                 if not any(ground.holds(right, k) for k in range(min(QUICK, len(ground.fillers)))):
                     continue
@@ -453,10 +453,15 @@ def _rights(
             return
 
 
-def _casts(term: Term) -> list[str]:
-    """Conversions of a term, where a range of floats is one of whole numbers converted: none may get lost, for they round."""
-    texts = [str(a.value) for t in _terms(term) for a in t.args if isinstance(a, Lit) and isinstance(a.value, str)]
-    return ["cast" for t in texts if t.startswith("cast") or t == "float"]
+def casts(term: Term) -> list[str]:
+    """Conversions of a term, a range of floats being one of whole numbers: none may get lost, for they round, and a whole
+    number is not the float of the same value."""
+    found = []
+    for t in _terms(term):
+        for kind, a in zip(KINDS[t.op], t.args):
+            if (kind == "kind" and a != Lit("int")) or (kind == "body1" and _is_parametric(a)):
+                found.append("cast")
+    return found
 
 
 def _candidates(sketch: Term, pools: Pools, ground: Terrain, narrow: bool) -> Iterator[Term]:
