@@ -87,8 +87,8 @@ def rule_table(found: dict[str, tuple[EqualityRule, list[str]]]) -> None:
             follows = ", ".join(r.name for r in open_ if implied(r, (*base, one)))
             known = "yes" if implied(rule, rule_files((), "full")) else "no"
             print(f"| {re.sub('[|]', chr(92) + '|', rule.meaning)} | {len(pairs)} | {follows} | {known} |")
-        follows = [r.name for r in open_ if implied(r, (*base, every))]
-        print(f"\n{len(follows)} of {len(open_)} shipped rules that the minimal base lacks follow from all: {', '.join(follows)}")
+        names = [r.name for r in open_ if implied(r, (*base, every))]
+        print(f"\n{len(names)} of {len(open_)} shipped rules that the minimal base lacks follow from all: {', '.join(names)}")
 
 
 def _text(rule: EqualityRule) -> str:
@@ -107,8 +107,10 @@ def main() -> None:
         sys.exit("EMERGE_ZOO is not set: name the folder of captured cases")
     folders = sorted(p.parent for p in Path(root).glob(f"*/{options.kind}/relations.json"))
     folders = [f for f in folders if not options.cases or f.parent.name in options.cases]
-    print("| pair | shipped rules | minimal base | with synthesis | rules | operators left/right | proved/tested | aligned, minimal "
-          "| aligned | s (CPU s) | second run | s (CPU s) | s, shipped |")  # fmt: skip
+    print(
+        "| pair | shipped rules | minimal base | with synthesis | rules | operators left/right | proved/tested "
+        "| aligned, minimal | aligned | s (CPU s) | second run | s (CPU s) | s, shipped |"
+    )
     print("|---|---|---|---|---:|---|---|---|---|---:|---|---:|---:|")
     found: dict[str, tuple[EqualityRule, list[str]]] = {}
     right = 0

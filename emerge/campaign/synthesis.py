@@ -105,8 +105,10 @@ def synthesise(
             started = time.perf_counter()
             try:
                 rules, result, current, notes = _settled(found, trial, rules, result, current)
-            except BudgetExceeded:
-                pass  # the proof stands with more rules than it needs
+            except BudgetExceeded as exc:
+                # rules that were not seen at a second place carry no verdict
+                result, current, stopped = before, derivation, exc.message
+                rules = [r for r in rules if r in own.names()]
             spent += time.perf_counter() - started
         if folder is not None:
             own.copy(Store(folder), rules)

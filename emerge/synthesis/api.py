@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from emerge.algebra.rulefile import App, EqualityRule, rules_of
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering, Tensor
 from emerge.graph.model import is_floating
 from emerge.relate.derive import Derivation, Problem
-from emerge.algebra.rulefile import App, EqualityRule, rules_of
 from emerge.rules.certify import Refusal
 from emerge.rules.equalities import VALIDATION, EqualityCertificate, Validation, confirm
 from emerge.synthesis.exchange import casts, laws
 from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, of_law, proposals, reverse, stands_for
-from emerge.synthesis.places import Operators, places
 from emerge.synthesis.implied import implied
+from emerge.synthesis.places import Operators, places
 from emerge.synthesis.store import Store, as_rule, validate
 from emerge.synthesis.terms import constructors
 from emerge.synthesis.values import Executed, Matching, alike, distinct, match

@@ -148,7 +148,7 @@ def _left(place: Place, open_bodies: bool, open_numbers: Sequence[str]) -> Left:
             fixed = kind in ("fold", "role", "spec", "along") or (
                 (kind.startswith("body") or kind == "kind") and (not open_bodies or _is_parametric(a))
             )
-            small = literal and term.op == "Range" and kind not in open_numbers and a.value in (0, 1)  # type: ignore[union-attr]
+            small = literal and term.op == "Range" and kind not in open_numbers and a.value in (0, 1)
             if fixed or small:
                 args.append(a)
                 continue
@@ -210,7 +210,7 @@ def sketches(left: Left, at: int, heads: Sequence[App]) -> Iterator[Term]:
         wrapped = {k: (xs[0] if k == at else under([outer.args[k]])) for k in tensors_of(outer)}
         yield under([_holed(outer, wrapped)])
     yield under(xs)
-    if inner.op == "Range" and _is_parametric(outer.args[0]) and str(outer.args[0].value).startswith("cast#float"):  # type: ignore[union-attr]
+    if inner.op == "Range" and _is_parametric(outer.args[0]) and str(outer.args[0].value).startswith("cast#float"):
         made = under([])
         yield App("Range", (Lit("float"), *made.args[1:]))
     available = [*xs, *others]
@@ -227,9 +227,7 @@ def _holed(term: App, operands: Mapping[int, Term], foreign: bool = False) -> Ap
     for k, (kind, a) in enumerate(zip(KINDS[term.op], term.args)):
         if k in operands:
             args.append(operands[k])
-        elif isinstance(a, Lit) and isinstance(a.value, str):
-            args.append(a)
-        elif kind.startswith("body") or kind == "kind":
+        elif (isinstance(a, Lit) and isinstance(a.value, str)) or kind.startswith("body") or kind == "kind":
             args.append(a)
         else:
             first = f"!{k}" if foreign else _written(a)

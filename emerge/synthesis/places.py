@@ -29,7 +29,6 @@ class Operators:
         for v, w in low.base.facts["same"]:
             if v in low.made_by or v in low.recipes:
                 self._forms.setdefault(v, []).append(w)
-        self._made = {x for x in low.recipes}
         self._known: dict[int, Tensor] = {}
         for recipe in low.recipes.values():
             self._known.update({a.id: a for a in recipe.args})

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from emerge.execute.options import Options
 from emerge.execute.shrink import Shrinker
-from emerge.execute.trial import Draw, draw_inputs, run_both
+from emerge.execute.trial import Draw, Run, draw_inputs, run_both
 from emerge.relate.derive import Derivation, Problem
 from emerge.rules.bodies import NotEvaluable
 from emerge.rules.lowered import Lowered, Values
@@ -42,7 +42,8 @@ class Executed:
         setup = Shrinker(problem, derivation).captured()
         lowered = Lowered(derivation.base)
         self.runs: list[dict[int, Values]] = []
-        self.problem, self.made = problem, []
+        self.problem = problem
+        self.made: list[Run] = []
         if before is not None and before.problem is problem:
             self.made = before.made
         else:

@@ -10,15 +10,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("egglog")
 
-from emerge.algebra.rulefile import rules_of, shipped_files  # noqa: E402
-from emerge.algebra.saturate import rule_files  # noqa: E402
-from emerge.rules.equalities import EqualityCertificate  # noqa: E402
-from emerge.synthesis.exchange import Law, Place, laws  # noqa: E402
-from emerge.synthesis.generalise import of_law  # noqa: E402
-from emerge.synthesis.implied import implied  # noqa: E402
-from emerge.synthesis.places import applies  # noqa: E402
-from emerge.synthesis.store import Store, as_rule, validate  # noqa: E402
-from emerge.synthesis.terms import parse, write  # noqa: E402
+from emerge.algebra.rulefile import rules_of, shipped_files
+from emerge.algebra.saturate import rule_files
+from emerge.rules.equalities import EqualityCertificate
+from emerge.synthesis.exchange import Law, Place, laws
+from emerge.synthesis.generalise import of_law
+from emerge.synthesis.implied import implied
+from emerge.synthesis.places import applies
+from emerge.synthesis.store import Store, as_rule, validate
+from emerge.synthesis.terms import parse, write
 
 SHAPES = {"x": (64, 24), "y": (64, 24), "i": (24,), "r": (64,)}
 
