@@ -15,10 +15,11 @@ from emerge.graph.model import is_floating
 from emerge.relate.derive import Derivation, Problem
 from emerge.rules.certify import Refusal
 from emerge.rules.equalities import VALIDATION, EqualityCertificate, Validation, confirm
-from emerge.synthesis.exchange import casts, laws
+from emerge.synthesis.exchange import laws
 from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, of_law, proposals, reverse, stands_for
 from emerge.synthesis.implied import implied
 from emerge.synthesis.places import Operators, places
+from emerge.synthesis.sketches import casts
 from emerge.synthesis.store import Store, as_rule, validate
 from emerge.synthesis.terms import constructors
 from emerge.synthesis.values import Executed, Matching, alike, distinct, match

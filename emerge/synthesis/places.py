@@ -8,7 +8,8 @@ from math import prod
 from emerge.algebra.encode import free_dims, term_of
 from emerge.algebra.rulefile import CONSTRUCTORS, App, EqualityRule, Lit, Term, Var, rational
 from emerge.facts.lower import Lowering, Tensor
-from emerge.synthesis.exchange import Place, computing, decided, tensors_of
+from emerge.synthesis.ground import computing, decided
+from emerge.synthesis.sketches import Place, tensors_of
 from emerge.synthesis.terms import parse, vector, write
 
 #: Terms of a tensor that are looked at, and how far down from where the values agree.

@@ -13,10 +13,11 @@ pytest.importorskip("egglog")
 from emerge.algebra.rulefile import rules_of, shipped_files
 from emerge.algebra.saturate import rule_files
 from emerge.rules.equalities import EqualityCertificate
-from emerge.synthesis.exchange import Law, Place, laws
+from emerge.synthesis.exchange import Law, laws
 from emerge.synthesis.generalise import of_law
 from emerge.synthesis.implied import implied
 from emerge.synthesis.places import applies
+from emerge.synthesis.sketches import Place
 from emerge.synthesis.store import Store, as_rule, validate
 from emerge.synthesis.terms import parse, write
 
