@@ -18,6 +18,7 @@ from emerge.algebra.rulefile import rules_of  # noqa: E402
 from emerge.cli.main import run_main  # noqa: E402
 from emerge.rules.certify import Refusal  # noqa: E402
 from emerge.rules.equalities import confirm  # noqa: E402
+from emerge.util.errors import InputError  # noqa: E402
 
 RIGHT = [
     (p.swiglu, p.swiglu_written_out, (p.X, p.Y), 1),
@@ -181,3 +182,18 @@ def test_a_false_rule_is_not_promoted(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run_main(["rules", "promote", "wrong", "--from", str(file), "--to", str(tmp_path / "rules")]) == 2
     assert "refused" in capsys.readouterr().err
     assert not (tmp_path / "rules").exists()
+
+
+def test_the_device_of_executions_and_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = emerge.compare(
+        p.swiglu, p.swiglu_written_out, inputs=(p.X, p.Y), base="minimal", synthesis=tmp_path, device="cpu"
+    )
+    kept = json.loads((tmp_path / "synthesised.json").read_text())
+    assert [kept[r]["device"] for r in result.rules_synthesised] == ["cpu"]
+    assert [kept[r]["dtype"] for r in result.rules_synthesised] == ["float64"]
+    with pytest.raises(InputError, match="unknown device 'tpu'"):
+        emerge.compare(p.swiglu, p.swiglu_written_out, inputs=(p.X, p.Y), device="tpu")
+    assert run_main(["compare", "a.json", "b.json", "--device", "tpu"]) == 2
+    if not torch.cuda.is_available():
+        assert run_main(["compare", "a.json", "b.json", "--device", "cuda"]) == 2
+        assert "torch finds no CUDA device" in capsys.readouterr().err
