@@ -86,7 +86,7 @@ def synthesise(
         trial = _Trial(problem, attempt, own, judge)
         for _ in range(MOST_ROUNDS):
             started = time.perf_counter()
-            one = found.round(problem, current)
+            one = found.round(trial.problem, current)
             spent += time.perf_counter() - started
             rules += one.rules
             refused += one.refused
@@ -133,7 +133,15 @@ class _Trial:
             BudgetExceeded: the pair's time is spent.
         """
         levels = law_levels([*self.attempt.rules, self.own.path], self.attempt.trust)
+        from emerge.execute.equal_constants import with_constants
+
         found = self.derive(self.own.path, True)
+        if len(found.proved()) < len(found.claims):
+            # new alignments show constants of both sides that meet
+            more = with_constants(self.problem, found)
+            if more is not None:
+                self.problem = more
+                found = self.derive(self.own.path, True)
         found.seconds = {k: v + before.seconds.get(k, 0.0) for k, v in found.seconds.items()}
         return self.judge(found, levels), found
 
