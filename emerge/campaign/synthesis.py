@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,6 +140,9 @@ class _Trial:
             # new alignments show constants of both sides that meet
             more = with_constants(self.problem, found)
             if more is not None:
+                known = tuple({**old, **new} for old, new in zip(self.problem.executed, more.executed))
+                more = replace(more, executed=(known[0], known[1]))
+            if more is not None and _given(more) != _given(self.problem):
                 self.problem = more
                 found = self.derive(self.own.path, True)
         found.seconds = {k: v + before.seconds.get(k, 0.0) for k, v in found.seconds.items()}
@@ -162,6 +165,10 @@ class _Trial:
             self.problem, engine=self.attempt.engine, rules=files, log=log, timeout=self.attempt.left(),
             start_with_algebra=True, base_rules=self.attempt.base,
         )  # fmt: skip
+
+
+def _given(problem: Problem) -> tuple[object, ...]:
+    return problem.inputs, problem.causal_masks, problem.executed
 
 
 def _settled(
