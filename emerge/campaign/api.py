@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from emerge.algebra.saturate import BASES
-from emerge.campaign.config import PairSpec, RelationSpec, SynthesisSpec, is_live, load_relation_lines, rule_files
+from emerge.campaign.config import (
+    DEVICES,
+    PairSpec,
+    RelationSpec,
+    SynthesisSpec,
+    is_live,
+    load_relation_lines,
+    rule_files,
+)
 from emerge.campaign.run import RunOptions, run_pair
 from emerge.capture.source import SourceSpec, parse_spec
 from emerge.graph.model import Graph
+from emerge.rules.equalities import Validation
 from emerge.util.errors import EmergeError, InputError
 from emerge.verdict.types import NOT_EQUIVALENT, UNKNOWN, PairResult
 
@@ -58,6 +67,7 @@ def compare(
     engine: str = "auto",
     base: str = "full",
     synthesis: bool | str | Path = False,
+    device: str = "auto",
     seed: int = 0,
     timeout: float | None = None,
 ) -> PairResult:
@@ -76,6 +86,7 @@ def compare(
         rules, trust: rule files of your own, and laws of theirs admitted without certificate.
         base: shipped rules of the algebra, ``full`` or ``minimal`` (those about layout only).
         synthesis: synthesise rules where a proof falls short; a folder keeps them.
+        device: where programs are executed and rules tested: ``auto`` (cuda where torch finds it), ``cpu`` or ``cuda``.
         timeout: seconds.
 
     Raises:
@@ -107,6 +118,7 @@ def compare(
         seconds=timeout,
         base=_base(base),
         synthesis=_synthesis(synthesis),
+        validation=Validation(device=_device(device)),
     )
     result = run_pair(spec, RunOptions())
     if result.error is not None:
@@ -188,6 +200,12 @@ def _apart(inputs: Sequence[Any]) -> tuple[Any, ...]:
 def _base(name: str) -> str:
     if name not in BASES:
         raise InputError(f"unknown base {name!r}; use {' or '.join(BASES)}")
+    return name
+
+
+def _device(name: str) -> str:
+    if name not in DEVICES:
+        raise InputError(f"unknown device {name!r}; use {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
     return name
 
 
