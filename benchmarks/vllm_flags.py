@@ -1,5 +1,6 @@
-"""Transformers against vLLM, one config flag at a time: ``EMERGE_FLAGS=DIR EMERGE_VLLM_PYTHON=PYTHON python benchmarks/vllm_flags.py``.
+"""Transformers against vLLM, one config flag at a time.
 
+    export EMERGE_FLAGS=DIR EMERGE_VLLM_PYTHON=PYTHON
     vllm_flags.py execute [NAME...]   executes pairs without Emerge (in the vLLM environment); results into DIR
     vllm_flags.py capture [NAME...]   captures pairs that both libraries accept (in the vLLM environment)
     vllm_flags.py decide [NAME...]    decides every captured pair that has no verdict yet (--again: all given)
@@ -116,7 +117,8 @@ def verdict_of(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     )
     result = run_pair(pair, RunOptions(engine="embedded"))
     return {
-        "verdict": "ERROR" if result.error else result.verdict, "reason": result.error.message if result.error else result.reason,
+        "verdict": "ERROR" if result.error else result.verdict,
+        "reason": result.error.message if result.error else result.reason,
         "seconds": time.process_time() - started,
         "findings": [
             {
@@ -151,6 +153,8 @@ def row(name: str, root: Path) -> dict[str, Any]:
         out["grade"] = "open"
     elif out["verdict"] in ("UNKNOWN", "ERROR"):
         out["grade"], out["reason"] = out["verdict"], verdict.get("reason", "")
+    elif out["truth"] == "differs" and out["verdict"] == "EQUIVALENT" and "PRECISION" in (f["kind"] for f in verdict["findings"]):
+        out["grade"] = "rounding"  # outside the contract, and said in a finding
     elif expected is None:
         out["grade"] = "no truth"
     else:
@@ -165,7 +169,7 @@ def _read(file: Path) -> dict[str, Any]:
 def table(pairs: dict[str, dict[str, Any]], root: Path) -> None:
     """Figures per architecture, then every pair that is not decided right, then every discrepancy."""
     rows = [row(n, root) for n in pairs]
-    grades = ("right", "WRONG", "UNKNOWN", "ERROR", "NO GRAPH", "no truth", "refused", "open")
+    grades = ("right", "WRONG", "rounding", "UNKNOWN", "ERROR", "NO GRAPH", "no truth", "refused", "open")
     print(f"| architecture | pairs | {' | '.join(grades)} |\n|---|{'---:|' * (len(grades) + 1)}")
     for architecture in dict.fromkeys(r["name"].split("/")[0] for r in rows):
         of = Counter(r["grade"] for r in rows if r["name"].split("/")[0] == architecture)

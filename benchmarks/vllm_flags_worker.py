@@ -45,10 +45,10 @@ def main(what: str, request: str) -> int:
         out.mkdir(parents=True, exist_ok=True)
         started = time.time()
         if what == "execute":
-            found = in_fork(lambda: executed(pair), out / "truth.json")
+            found = in_fork(lambda pair=pair: executed(pair), out / "truth.json")
             said = f"difference {found['difference']:.3g} of {found['scale']:.3g}" if "scale" in found else found["error"]
         else:
-            found = in_fork(lambda: captured(pair, out), out / "capture.json")
+            found = in_fork(lambda pair=pair, out=out: captured(pair, out), out / "capture.json")
             said = found.get("error", "captured")
         print(f"{pair['id']}: {said} ({time.time() - started:.1f} s)", flush=True)
     return 0
@@ -200,7 +200,7 @@ _vllm_logits.seen = ""
 
 
 def _not_loaded(model: Any, loaded: Any) -> list[str]:
-    """What vLLM's DefaultModelLoader refuses: it leaves out layers with a quantisation method, also the one for plain weights."""
+    """What vLLM's DefaultModelLoader refuses; it leaves out layers with a quantisation method, also that of plain weights."""
     if loaded is None:
         return []
     exempt = {

@@ -1,7 +1,7 @@
 """One model in Transformers and in vLLM's engine, without Emerge: the log-probabilities of a prompt, side by side.
 
-Needs torch, transformers and vLLM (CPU build) only; the scripts beside it call :func:`compare`. ``python both.py`` runs them all,
-which imports vLLM once.
+Needs torch, transformers and vLLM (CPU build) only; the scripts beside it call :func:`compare`. ``python both.py`` runs
+them all and imports vLLM once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 for key, value in {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_MLA_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "TOKENIZERS_PARALLELISM": "false",
 }.items():  # fmt: skip
     os.environ.setdefault(key, value)
 
