@@ -3,8 +3,8 @@
     python vllm_flags_worker.py execute|capture REQUEST.json
 
 ``REQUEST.json`` holds ``[{"id", "architecture", "config", "vllm_architecture"?, "vllm_config"?, "tokens", "tp_size"?,
-"max_model_len", "out"}]``. Every pair gets a fork of this process, which has vLLM imported. ``execute`` writes ``truth.json`` (nothing
-of Emerge takes part but the settings for the import), ``capture`` writes ``seq.json``, ``rank*.json`` and ``capture.json``; a
+"max_model_len", "out"}]``. Every pair gets a fork of this process, which has vLLM imported. ``execute`` writes ``truth.json``
+(nothing of Emerge takes part but the settings for the import), ``capture`` writes ``seq.json``, ``rank*.json`` and ``capture.json``; a
 failure is written as ``error``.
 """
 
@@ -46,7 +46,9 @@ def main(what: str, request: str) -> int:
         started = time.time()
         if what == "execute":
             found = in_fork(lambda pair=pair: executed(pair), out / "truth.json")
-            said = f"difference {found['difference']:.3g} of {found['scale']:.3g}" if "scale" in found else found["error"]
+            said = (
+                f"difference {found['difference']:.3g} of {found['scale']:.3g}" if "scale" in found else found["error"]
+            )
         else:
             found = in_fork(lambda pair=pair, out=out: captured(pair, out), out / "capture.json")
             said = found.get("error", "captured")
