@@ -3,9 +3,9 @@
     python vllm_flags_worker.py execute|capture REQUEST.json
 
 ``REQUEST.json`` holds ``[{"id", "architecture", "config", "vllm_architecture"?, "vllm_config"?, "tokens", "tp_size"?,
-"max_model_len", "out"}]``. Every pair gets a fork of this process, which has vLLM imported. ``execute`` writes ``truth.json``
-(nothing of Emerge takes part but the settings for the import), ``capture`` writes ``seq.json``, ``rank*.json`` and ``capture.json``; a
-failure is written as ``error``.
+"max_model_len", "out"}]``. Every pair gets a fork of this process, which has vLLM imported. ``execute`` writes
+``truth.json`` (nothing of Emerge takes part but the settings for the import), ``capture`` writes ``seq.json``,
+``rank*.json`` and ``capture.json``; a failure is written as ``error``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DeepSeek-V2 with mlp_bias: vLLM drops the biases."""
 
-from both import SMALL, compare
+from both import SMALL, compare, in_process
 
 LATENT = {k: v for k, v in SMALL.items() if k != "head_dim"} | {
     "num_key_value_heads": 2, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_shared_experts": 1,
@@ -9,4 +9,4 @@ LATENT = {k: v for k, v in SMALL.items() if k != "head_dim"} | {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    compare("DeepseekV2ForCausalLM", LATENT, {"mlp_bias": True})
+    compare("DeepseekV2ForCausalLM", LATENT, {"mlp_bias": True}, how=in_process)
