@@ -1,5 +1,6 @@
-"""Transformers against vLLM, one config flag at a time: ``EMERGE_FLAGS=DIR EMERGE_VLLM_PYTHON=PYTHON python benchmarks/vllm_flags.py``.
+"""Transformers against vLLM, one config flag at a time.
 
+    export EMERGE_FLAGS=DIR EMERGE_VLLM_PYTHON=PYTHON
     vllm_flags.py execute [NAME...]   executes pairs without Emerge (in the vLLM environment); results into DIR
     vllm_flags.py capture [NAME...]   captures pairs that both libraries accept (in the vLLM environment)
     vllm_flags.py decide [NAME...]    decides every captured pair that has no verdict yet (--again: all given)
@@ -54,7 +55,9 @@ def variants(file: Path = HERE / "vllm_flags.yaml") -> dict[str, dict[str, Any]]
 def chosen(names: list[str]) -> dict[str, dict[str, Any]]:
     """The variants that a name on the command line stands for."""
     known = variants()
-    return {k: v for k, v in known.items() if not names or any(k == n or k.startswith(n.rstrip("/") + "/") for n in names)}
+    return {
+        k: v for k, v in known.items() if not names or any(k == n or k.startswith(n.rstrip("/") + "/") for n in names)
+    }
 
 
 def work(what: str, pairs: dict[str, dict[str, Any]], root: Path, again: bool) -> None:
@@ -109,14 +112,17 @@ def verdict_of(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     ]
     started = time.process_time()
     outputs = None
-    if len(graphs[0][0].outputs) > len(graphs[1][0].outputs):  # Transformers keeps a rotary table: only the logits are claimed
+    if len(graphs[0][0].outputs) > len(
+        graphs[1][0].outputs
+    ):  # Transformers keeps a rotary table: only the logits are claimed
         outputs = [RelationSpec(0, graphs[1][0].outputs[0], "b s v ~ (b s) v")]
     pair = PairSpec(
         name, reference=graphs[0], implementation=graphs[1], relations="auto", outputs=outputs, seconds=seconds
     )
     result = run_pair(pair, RunOptions(engine="embedded"))
     return {
-        "verdict": "ERROR" if result.error else result.verdict, "reason": result.error.message if result.error else result.reason,
+        "verdict": "ERROR" if result.error else result.verdict,
+        "reason": result.error.message if result.error else result.reason,
         "seconds": time.process_time() - started,
         "findings": [
             {
@@ -132,7 +138,13 @@ def verdict_of(name: str, folder: Path, seconds: float) -> dict[str, Any]:
 def row(name: str, root: Path) -> dict[str, Any]:
     """What is known of one variant, and how it was decided: right, wrong, UNKNOWN, or why it does not count."""
     truth, capture, verdict = (_read(root / name / f) for f in ("truth.json", "capture.json", "verdict.json"))
-    out: dict[str, Any] = {"name": name, "truth": "?", "verdict": verdict.get("verdict", ""), "where": "", "difference": None}
+    out: dict[str, Any] = {
+        "name": name,
+        "truth": "?",
+        "verdict": verdict.get("verdict", ""),
+        "where": "",
+        "difference": None,
+    }
     findings = [f for f in verdict.get("findings", []) if f["severity"] == "error"]
     if findings:
         first = findings[0]
@@ -143,6 +155,7 @@ def row(name: str, root: Path) -> dict[str, Any]:
         out["difference"], size = truth["difference"], truth["difference"] / max(truth["scale"], 1e-30)
         out["truth"] = "same" if size <= SAME else "differs" if size >= OTHER or not truth["finite"] else "unclear"
     expected = {"same": "EQUIVALENT", "differs": "NOT_EQUIVALENT"}.get(out["truth"])
+    rounded = any(f["kind"] == "PRECISION" for f in verdict.get("findings", []))
     if capture.get("error") and out["truth"] != "refused":
         out["grade"], out["reason"] = "NO GRAPH", capture["error"]
     elif out["truth"] == "refused":
@@ -151,6 +164,8 @@ def row(name: str, root: Path) -> dict[str, Any]:
         out["grade"] = "open"
     elif out["verdict"] in ("UNKNOWN", "ERROR"):
         out["grade"], out["reason"] = out["verdict"], verdict.get("reason", "")
+    elif expected == "NOT_EQUIVALENT" and out["verdict"] == "EQUIVALENT" and rounded:
+        out["grade"] = "rounding"  # outside the contract, and said in a finding
     elif expected is None:
         out["grade"] = "no truth"
     else:
@@ -165,7 +180,7 @@ def _read(file: Path) -> dict[str, Any]:
 def table(pairs: dict[str, dict[str, Any]], root: Path) -> None:
     """Figures per architecture, then every pair that is not decided right, then every discrepancy."""
     rows = [row(n, root) for n in pairs]
-    grades = ("right", "WRONG", "UNKNOWN", "ERROR", "NO GRAPH", "no truth", "refused", "open")
+    grades = ("right", "WRONG", "rounding", "UNKNOWN", "ERROR", "NO GRAPH", "no truth", "refused", "open")
     print(f"| architecture | pairs | {' | '.join(grades)} |\n|---|{'---:|' * (len(grades) + 1)}")
     for architecture in dict.fromkeys(r["name"].split("/")[0] for r in rows):
         of = Counter(r["grade"] for r in rows if r["name"].split("/")[0] == architecture)
@@ -175,11 +190,15 @@ def table(pairs: dict[str, dict[str, Any]], root: Path) -> None:
     for r in rows:
         if r["grade"] not in ("right", "open"):
             size = "" if r["difference"] is None else f", difference {r['difference']:.2g}"
-            print(f"* {r['grade']}: {r['name']} ({r['truth']}{size}): {' '.join(str(r.get('reason', '')).split())[:300]}")
+            print(
+                f"* {r['grade']}: {r['name']} ({r['truth']}{size}): {' '.join(str(r.get('reason', '')).split())[:300]}"
+            )
     print()
     for r in rows:
         if r["truth"] == "differs":
-            print(f"| {r['name']} | {pairs[r['name']]['change']} | {r['difference']:.2g} | {r['verdict']} {r['where']} |")
+            print(
+                f"| {r['name']} | {pairs[r['name']]['change']} | {r['difference']:.2g} | {r['verdict']} {r['where']} |"
+            )
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
     python vllm_flags_worker.py execute|capture REQUEST.json
 
 ``REQUEST.json`` holds ``[{"id", "architecture", "config", "vllm_architecture"?, "vllm_config"?, "tokens", "tp_size"?,
-"max_model_len", "out"}]``. Every pair gets a fork of this process, which has vLLM imported. ``execute`` writes ``truth.json`` (nothing
-of Emerge takes part but the settings for the import), ``capture`` writes ``seq.json``, ``rank*.json`` and ``capture.json``; a
-failure is written as ``error``.
+"max_model_len", "out"}]``. Every pair gets a fork of this process, which has vLLM imported. ``execute`` writes
+``truth.json`` (nothing of Emerge takes part but the settings for the import), ``capture`` writes ``seq.json``,
+``rank*.json`` and ``capture.json``; a failure is written as ``error``.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ def main(what: str, request: str) -> int:
         out.mkdir(parents=True, exist_ok=True)
         started = time.time()
         if what == "execute":
-            found = in_fork(lambda: executed(pair), out / "truth.json")
-            said = f"difference {found['difference']:.3g} of {found['scale']:.3g}" if "scale" in found else found["error"]
+            found = in_fork(lambda pair=pair: executed(pair), out / "truth.json")
+            said = (
+                f"difference {found['difference']:.3g} of {found['scale']:.3g}" if "scale" in found else found["error"]
+            )
         else:
-            found = in_fork(lambda: captured(pair, out), out / "capture.json")
+            found = in_fork(lambda pair=pair, out=out: captured(pair, out), out / "capture.json")
             said = found.get("error", "captured")
         print(f"{pair['id']}: {said} ({time.time() - started:.1f} s)", flush=True)
     return 0
@@ -200,7 +202,7 @@ _vllm_logits.seen = ""
 
 
 def _not_loaded(model: Any, loaded: Any) -> list[str]:
-    """What vLLM's DefaultModelLoader refuses: it leaves out layers with a quantisation method, also the one for plain weights."""
+    """What vLLM's DefaultModelLoader refuses; it leaves out layers with a quantisation method, also that of plain weights."""
     if loaded is None:
         return []
     exempt = {

@@ -1,7 +1,7 @@
 """One model in Transformers and in vLLM's engine, without Emerge: the log-probabilities of a prompt, side by side.
 
-Needs torch, transformers and vLLM (CPU build) only; the scripts beside it call :func:`compare`. ``python both.py`` runs them all,
-which imports vLLM once.
+Needs torch, transformers and vLLM (CPU build) only; the scripts beside it call :func:`compare`. ``python both.py`` runs
+them all and imports vLLM once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 for key, value in {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_MLA_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "TOKENIZERS_PARALLELISM": "false",
 }.items():  # fmt: skip
     os.environ.setdefault(key, value)
 
@@ -74,10 +74,24 @@ def _engine(folder: str, prompt: list[int], vocabulary: int) -> Any:
     return output.prompt_logprobs
 
 
-def compare(architecture: str, config: dict[str, Any], change: dict[str, Any], zero: str = "") -> None:
+def in_process(architecture: str, config: dict[str, Any], tokens: int, zero: str) -> float:
+    """The difference of logits without the engine: vLLM's layers and loader, plain attention."""
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from vllm_flags_worker import executed
+
+    found = executed({"architecture": architecture, "config": config, "tokens": tokens, "max_model_len": 64})
+    return float(found["difference"])
+
+
+def compare(
+    architecture: str, config: dict[str, Any], change: dict[str, Any], zero: str = "", how: Any = difference
+) -> None:
     """Prints the difference without and with ``change``, each in a fork; fails unless only the latter differs.
 
-    ``zero``: what is changed is that parameters of this name are random and no longer 0.
+    ``how``: the function that measures. ``zero``: what is changed is that parameters of this name are random and no longer 0.
     """
     import multiprocessing
 
@@ -87,8 +101,8 @@ def compare(architecture: str, config: dict[str, Any], change: dict[str, Any], z
     found = []
     for settings, zeros in ((config, zero), (config | change, "")):
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            found.append(pool.apply(difference, (architecture, settings, 24, zeros)))
-    print(f"  without: largest difference of log-probabilities {found[0]:.2g}")
+            found.append(pool.apply(how, (architecture, settings, 24, zeros)))
+    print(f"  without: largest difference {found[0]:.2g}")
     print(f"  with {change or f'{zero} other than 0'}: {found[1]:.2g}", flush=True)
     assert found[0] < 1e-4 < 5e-4 < found[1], "the discrepancy does not show"
 

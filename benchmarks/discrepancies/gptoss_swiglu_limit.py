@@ -4,7 +4,7 @@ from both import SMALL, compare
 
 EXPERTS = SMALL | {
     "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "sliding_window": 8,
-    "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
 
 if __name__ == "__main__":

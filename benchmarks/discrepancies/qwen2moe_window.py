@@ -8,6 +8,4 @@ EXPERTS = SMALL | {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    compare(
-        "Qwen2MoeForCausalLM", EXPERTS, {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    )
+    compare("Qwen2MoeForCausalLM", EXPERTS, {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1})

@@ -3,8 +3,7 @@
 from both import SMALL, compare
 
 EXPERTS = SMALL | {
-    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
-    "norm_topk_prob": True,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True,
 }  # fmt: skip
 
 if __name__ == "__main__":
