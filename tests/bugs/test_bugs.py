@@ -29,8 +29,6 @@ SOUFFLE = ["COLL-01", "BIAS-01", "POS-15", "NORM-01"]
 #: Right twins that have no derivation yet: where it stops, and what is missing.
 UNPROVED = {
     "BIAS-06": "stops at argmax: no law writes an arg-max over a sharded axis as the winner among the ranks' arg-maxes",
-    "CTL-01": "softmax(x + c) = softmax(x) needs c finite, and slope (j + 1) = slope j + slope needs a finite slope: the "
-    "algebra does not know which tensors are finite",
 }
 #: Wrong twins whose first finding is not at the planted node.
 MISPLACED = {
