@@ -40,7 +40,9 @@ def gemma_norm(g: GraphBuilder, tp: int, how: str) -> Ref:
     w = g.input("proj.weight", [14 // tp, 8], "bfloat16")
     y = normed(g, widened(g, x))
     if how == "wrong":
-        y = g.aten("mul.Tensor", narrow(g, y, "normed_cast"), g.aten("add.Tensor", weight, 1.0, name="gain"), name="norm")
+        y = g.aten(
+            "mul.Tensor", narrow(g, y, "normed_cast"), g.aten("add.Tensor", weight, 1.0, name="gain"), name="norm"
+        )
     else:
         gain = g.aten("add.Tensor", widened(g, weight), 1.0, name="gain")
         y = narrow(g, g.aten("mul.Tensor", y, gain, name="norm"))

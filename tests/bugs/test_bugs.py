@@ -154,7 +154,7 @@ def test_rounding_is_found_at_the_blame(row: str) -> None:
         assert set(finding.reference_nodes) <= set(blame["reference"]), finding
         assert {n.partition(":")[2] for n in finding.implementation_nodes} <= set(blame["implementation"]), finding
         assert {finding.found, finding.expected} == {"bfloat16", "float32"}
-        assert finding.reference_source and finding.implementation_source and finding.hint
+        assert None not in (finding.reference_source, finding.implementation_source, finding.hint)
 
 
 @pytest.mark.parametrize("row", IDS)
