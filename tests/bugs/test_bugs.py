@@ -155,13 +155,7 @@ def test_rounding_is_found_at_the_blame(row: str) -> None:
         assert set(finding.reference_nodes) <= set(blame["reference"]), finding
         assert {n.partition(":")[2] for n in finding.implementation_nodes} <= set(blame["implementation"]), finding
         assert {finding.found, finding.expected} == {"bfloat16", "float32"}
-<<<<<<< HEAD
         assert None not in (finding.reference_source, finding.implementation_source, finding.hint)
-=======
-        assert finding.reference_source
-        assert finding.implementation_source
-        assert finding.hint
->>>>>>> main
 
 
 @pytest.mark.parametrize("row", IDS)
