@@ -32,6 +32,7 @@ UNPROVED = {
 }
 #: Wrong twins whose first finding is not at the planted node.
 MISPLACED = {
+    "CTL-03-epsilon": "names the top-k that the sum with the epsilon reads: softmax over the chosen has no counterpart node",
     "BIAS-06": "points at the maximum of each rank, for the right spelling of the arg-max has no derivation either",
 }
 #: Wrong twins whose derivation stops nowhere.
