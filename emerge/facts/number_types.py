@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from emerge.graph.model import is_floating
 
@@ -64,14 +64,14 @@ class NumberTypes:
         """A node, right after it was lowered (in-place operators may change what names stand for later)."""
         refs = list(dict.fromkeys(node.refs()))
         ways = tuple(dict.fromkeys(w for r in refs for w in self.ways.get(r, ())))
-        if getattr(result, "id", None) is None:
+        if not is_tensor(result):
             self.ways[node.name] = ways  # several results: the nodes that pick one of them compute it
             return
         if result.constant is not None:
             return
         root = _root(low, result)
-        operands = [t for r in refs if hasattr(t := low.tensors.get(r), "id")]
-        same = [r for r in refs if hasattr(t := low.tensors.get(r), "id") and _root(low, t) == root]
+        operands = {r: t for r in refs if is_tensor(t := low.tensors.get(r))}
+        same = [r for r, t in operands.items() if _root(low, t) == root]
         made = low.made_by.get(root)
         reduces = made is not None and made.relocation is not None and made.relocation[1] != "none"
         moves = made is not None and not reduces and (made.kind in MOVING or made.relocation is not None)
@@ -81,7 +81,9 @@ class NumberTypes:
             return
         dtype = result.dtype
         if not is_floating(dtype):  # a choice or a comparison is made in the type of what is compared
-            found = sorted((t.dtype for t in operands if is_floating(t.dtype)), key=lambda d: -SIGNIFICAND.get(d, 0))
+            found = sorted(
+                (t.dtype for t in operands.values() if is_floating(t.dtype)), key=lambda d: -SIGNIFICAND.get(d, 0)
+            )
             if not found:
                 return
             dtype = found[0]
@@ -132,6 +134,11 @@ def write_types(base: FactBase, sides: Iterable[NumberTypes]) -> None:
                 base.add("result_read", id_of(c.name), id_of(way.source), way.dtype, id_of(way.rounded))
         for way in side.read:
             base.add("result_read", 0, id_of(way.source), way.dtype, id_of(way.rounded))
+
+
+def is_tensor(value: Any) -> TypeGuard[Tensor]:
+    """Whether a lowered value is one tensor (not a number, nor several results)."""
+    return hasattr(value, "id") and hasattr(value, "constant")
 
 
 def _root(low: Lowering, tensor: Tensor) -> int:

@@ -26,7 +26,10 @@ def precision_findings(structure: Structure) -> list[Finding]:
     found: dict[Any, Finding] = {}
     for s, d, expected, got, how in sorted(known, key=lambda r: (order.get(ref.ids[r[0]], -1), r)):
         names = (ref.ids[s], imp.ids[d])
-        casts = (_rounding(structure, REFERENCE, names[0], expected), _rounding(structure, IMPLEMENTATION, names[1], got))
+        casts = (
+            _rounding(structure, REFERENCE, names[0], expected),
+            _rounding(structure, IMPLEMENTATION, names[1], got),
+        )
         narrow = SIGNIFICAND[got] < SIGNIFICAND[expected]
         # one cast is one finding, whatever it is seen from
         cast = casts[1] if narrow else casts[0]

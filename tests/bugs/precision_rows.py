@@ -1,8 +1,15 @@
-"""Rows that differ in rounding only (DTYPE): both twins are EQUIVALENT, the wrong one with a ``PRECISION`` finding."""
+"""Rows that differ in rounding only (DTYPE): both twins are EQUIVALENT, the wrong one with a ``PRECISION`` finding.
+
+With them the epsilon of a router that is large enough to be seen: that of CTL-03 (1e-20 beside a sum of at least 1/9) is lost
+in float64 whatever the inputs are.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bug_rows import Row, linear
+from layer_rows import CTL_03, softmax_router
 from support.build import DType, GraphBuilder, Ref, replicated, sharded
 
 BFLOAT16, WIDE = DType("bfloat16"), DType("float32")
@@ -33,7 +40,9 @@ def gemma_norm(g: GraphBuilder, tp: int, how: str) -> Ref:
     w = g.input("proj.weight", [14 // tp, 8], "bfloat16")
     y = normed(g, widened(g, x))
     if how == "wrong":
-        y = g.aten("mul.Tensor", narrow(g, y, "normed_cast"), g.aten("add.Tensor", weight, 1.0, name="gain"), name="norm")
+        y = g.aten(
+            "mul.Tensor", narrow(g, y, "normed_cast"), g.aten("add.Tensor", weight, 1.0, name="gain"), name="norm"
+        )
     else:
         gain = g.aten("add.Tensor", widened(g, weight), 1.0, name="gain")
         y = narrow(g, g.aten("mul.Tensor", y, gain, name="norm"))
@@ -87,4 +96,15 @@ DTYPE_05 = Row(
     wrong_verdict="EQUIVALENT",
 )
 
-ROWS = [DTYPE_01, DTYPE_05]
+# ---- CTL-03 with an epsilon that float64 sees -----------------------------------------------------------------------
+
+CTL_03_EPSILON = replace(
+    CTL_03,
+    id="CTL-03-epsilon",
+    mechanism="softmax over all, top-k, renormalised, is softmax over the chosen; the wrong twin has 1e-5 in the denominator",
+    wrong=lambda g: softmax_router(g, 2, "renormalised", eps=1e-5),
+    smallest=1e-7,
+    wrong_verdict="NOT_EQUIVALENT",
+)
+
+ROWS = [CTL_03_EPSILON, DTYPE_01, DTYPE_05]

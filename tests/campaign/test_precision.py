@@ -49,6 +49,18 @@ def stored(g: GraphBuilder, kind: str) -> Ref:
     return g.aten("add.Tensor", x, cast(g, y, "float32"), name="sum")
 
 
+def residuals(g: GraphBuilder, kind: str) -> Ref:
+    """Two sums in float32, each rounded for the stream; the wide kind squares what was not rounded."""
+    h = g.input("x", [5, 8], "bfloat16")
+    out = []
+    for k in range(2):
+        total = g.aten("add.Tensor", cast(g, h, "float32"), cast(g, g.aten("tanh", h), "float32"), name=f"sum{k}")
+        h = cast(g, total, "bfloat16")
+        read = total if kind == "wide" else cast(g, h, "float32")
+        out.append(g.aten("mul.Tensor", read, read, name=f"square{k}"))
+    return g.aten("add.Tensor", *out)
+
+
 def product(g: GraphBuilder, kind: str) -> Ref:
     """A product in bfloat16, or in float32 and rounded at once: the same number."""
     x, y = g.input("x", [5, 8], "bfloat16"), g.input("y", [5, 8], "bfloat16")
@@ -85,18 +97,14 @@ def found(program: Callable[[GraphBuilder, str], Ref], ours: str, theirs: str) -
     return list(result.findings)
 
 
-@pytest.mark.parametrize(
-    ("program", "node"), [(router, "probabilities"), (normed, "square"), (stored, "square")]
-)
+@pytest.mark.parametrize(("program", "node"), [(router, "probabilities"), (normed, "square"), (stored, "square")])
 def test_a_narrower_place_is_one_warning(program: Callable[[GraphBuilder, str], Ref], node: str) -> None:
     (finding,) = found(program, "wide", "narrow")
     assert finding.severity == "warning"
     assert (finding.expected, finding.found) == ("float32", "bfloat16")
     assert finding.reference_nodes[0] == node
     assert finding.implementation_nodes[0] == f"0:{node}"
-    assert finding.reference_source
-    assert finding.implementation_source
-    assert finding.hint
+    assert None not in (finding.reference_source, finding.implementation_source, finding.hint)
 
 
 @pytest.mark.parametrize("program", [router, normed, stored])
@@ -118,6 +126,11 @@ def test_what_rounds_the_same_gives_nothing(kinds: tuple[str, str]) -> None:
 
 def test_inputs_declared_in_another_type_are_no_finding() -> None:
     assert not found(whole, "wide", "narrow")
+
+
+def test_two_places_are_two_findings() -> None:
+    assert [f.reference_nodes[0] for f in found(residuals, "wide", "narrow")] == ["sum0", "sum1"]
+    assert not found(residuals, "narrow", "narrow")
 
 
 def test_a_cast_is_named() -> None:
