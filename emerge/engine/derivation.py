@@ -173,6 +173,62 @@ class DerivationLog:
             if fact.relation == relation and solution.rank[number] >= 0
         }
 
+    def step_levels(self, relation: str, levels: Mapping[str, int] | None = None) -> dict[Fact, int]:
+        """Level of the last step of the best derivation of every fact of ``relation``: of the laws between it and other
+        facts of ``relation``, all of which come before it in one well-founded order.
+
+        Raises:
+            InputError: the relation is not logged.
+            RuleError: ``levels`` misses a law.
+        """
+        self._require_logged(relation)
+        solution = self._solve(levels)
+        facts = [n for n, f in enumerate(solution.index.facts) if f.relation == relation and solution.rank[n] >= 0]
+        known = sorted({0, *solution.rule_levels})
+        found = dict.fromkeys(facts, known[-1])
+        for level in reversed(known[:-1]):
+            found.update(dict.fromkeys(self._steps_within(level, facts, solution), level))
+        return {solution.index.facts[n]: level for n, level in found.items()}
+
+    @staticmethod
+    def _steps_within(level: int, facts: Sequence[int], solution: _Solution) -> list[int]:
+        """Those of ``facts`` that laws up to ``level`` give out of earlier ones of them.
+
+        Every other fact gets the derivation whose latest premise among ``facts`` is earliest, so what several of them
+        share (the walk of a table) is not attributed to the one that happened to need it first.
+        """
+        index = solution.index
+        cut = set(facts)
+        open_premises = [len(p) for p in index.premises]
+        reached: list[int] = []
+        done: set[int] = set()
+        heap = [(solution.rank[n], n) for n in facts]
+        heap += [(-1, n) for n, chosen in enumerate(solution.chosen) if chosen < 0 and solution.rank[n] >= 0 and n not in cut]
+        heapq.heapify(heap)
+
+        def settle(instance: int, latest: int) -> None:
+            if solution.rule_levels[index.instance_rule[instance]] > level:
+                return
+            head = index.head[instance]
+            if head not in cut:
+                heapq.heappush(heap, (latest, head))
+            elif latest < solution.rank[head]:
+                reached.append(head)
+
+        for instance, count in enumerate(open_premises):
+            if count == 0:
+                settle(instance, -1)
+        while heap:
+            latest, number = heapq.heappop(heap)
+            if number in done:
+                continue
+            done.add(number)
+            for user in index.users[number]:
+                open_premises[user] -= 1
+                if open_premises[user] == 0:
+                    settle(user, latest)
+        return reached
+
     def laws_used(
         self, facts: Iterable[Fact | tuple[str, Args]], levels: Mapping[str, int] | None = None
     ) -> dict[str, int]:
@@ -319,6 +375,7 @@ class _Solution:
 
     def __init__(self, index: _Index, rule_levels: Sequence[int], given: Mapping[str, set[Args]]) -> None:
         self.index = index
+        self.rule_levels = rule_levels
         self.rank = [-1] * len(index.facts)
         self.level = [0] * len(index.facts)
         self.chosen = [-1] * len(index.facts)

@@ -157,7 +157,16 @@ def show_rule(name: str, extra: Sequence[Path | str] = ()) -> str:
             f"{found.meshes} meshes, "
             f"seed {found.seed}, torch {found.torch}, {found.device}, {found.dtype}"
         )
+        lines += _proof_lines(found)
     return "\n".join([*lines, *(f"    {c}" for c in law.clauses)])
+
+
+def _proof_lines(found: Certificate) -> list[str]:
+    """What symbolic elements say about a law that names an argument."""
+    beside = f", {found.outside} facts about operators outside their domain" if found.outside else ""
+    if found.evidence == "proved":
+        return [f"  argument '{found.method}' (docs/proofs.md); {found.symbolic} instances shown on symbolic elements{beside}"]
+    return [f"  not proved: {found.open}"] if found.open else []
 
 
 def _show_definition(definition: Definition) -> str:
@@ -317,7 +326,8 @@ def _report(laws: list[Law], outcome: Outcome) -> list[str]:
         if law.name in outcome.certificates:
             found = outcome.certificates[law.name]
             counts = f"{found.facts} instances behind true facts, {found.pairs} pairs, {found.meshes} meshes"
-            lines.append(f"pass  {law.name}: {counts}")
+            lines.append(f"pass  {law.name}: {found.evidence}, {counts}")
+            lines += [f"    {line}" for line in _proof_lines(found)]
         else:
             refusal = outcome.refusals[law.name]
             word = "FALSE" if refusal.refuted else "open "

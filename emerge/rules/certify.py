@@ -1,25 +1,27 @@
 """Certificates: a law is admitted when everything it took part in deriving, over generated pairs, is true.
 
 Evidence is ``tested``: counts, seed, versions and device are part of the certificate, which is bound to the text of
-the law and of all bookkeeping it rests on.
+the law and of all bookkeeping it rests on. It is ``proved`` when the law also names an argument why small sizes stand
+for all (``@proof``), and everything it derived from what holds for symbolic elements holds for symbolic elements.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from emerge.engine.program import Program
 from emerge.facts.kernels import Signature
-from emerge.relate.derive import program_signatures
+from emerge.relate.derive import Derivation, program_signatures
 from emerge.rules.examine import FalseFact, examine
 from emerge.rules.generate import pairs
 from emerge.rules.kinds import check_kind
 from emerge.rules.laws import KIND_RELATIONS, OPERATOR_RELATIONS, Law
 from emerge.rules.operators import NotExecutable, check_linearity, check_signature, register_definitions
-from emerge.rules.pair import Unusable
+from emerge.rules.pair import Pair, Unusable
+from emerge.rules.proofs import prove_pair
 
 #: A clause law must have this many instances behind true facts, on this many different pairs and meshes.
 MIN_FACTS, MIN_PAIRS, MIN_MESHES = 5, 3, 2
@@ -32,6 +34,9 @@ class Certificate:
     Attributes:
         facts: instances of the law behind true facts (samples, for claims about operators), on ``pairs`` pairs with
             ``meshes`` different meshes.
+        method: of a proof: the class of its argument. symbolic: instances behind facts shown on symbolic elements.
+        outside: facts it gives about operators that are no subject of symbolic elements, which the argument alone covers.
+        open: why a law that names an argument is not proved.
     """
 
     law: str
@@ -44,10 +49,15 @@ class Certificate:
     torch: str
     device: str
     dtype: str = "float64"
+    method: str = ""
+    symbolic: int = 0
+    outside: int = 0
+    open: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """All fields but the name."""
-        return {k: v for k, v in asdict(self).items() if k != "law"}
+        """All fields but the name and what a tested law has not."""
+        empty = {k for k in ("method", "symbolic", "outside", "open") if not getattr(self, k)}
+        return {k: v for k, v in asdict(self).items() if k != "law" and k not in empty}
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,7 @@ def _certify_clauses(
     meshes: dict[str, set[str]] = defaultdict(set)
     blamed: dict[str, list[FalseFact]] = defaultdict(list)
     unattributed: list[FalseFact] = []
+    proofs = Proofs({n: law.proof for n, law in laws.items() if law.proof})
 
     def enough() -> bool:
         # a law that never fired so far will not be waited for
@@ -187,6 +198,7 @@ def _certify_clauses(
             facts[name] += times
             in_pairs[name] += 1
             meshes[name].add(str(sorted(pair.mesh.items())))
+        proofs.add(pair, found.derivation, set(found.fired))
         for failure in found.failed:
             suspects = [n for n in failure.laws if n in laws]
             for name in suspects:
@@ -202,8 +214,8 @@ def _certify_clauses(
             hint = "" if share == worst else " (it took part; another law is likelier to be at fault)"
             out.refusals[name] = Refusal(name, True, counterexample_text(blamed[name][0]) + hint)
         elif facts[name] >= MIN_FACTS and in_pairs[name] >= MIN_PAIRS and len(meshes[name]) >= MIN_MESHES:
-            out.certificates[name] = Certificate(
-                name, law.hash, "tested", facts[name], in_pairs[name], len(meshes[name]), seed, version, device
+            out.certificates[name] = proofs.certificate(
+                Certificate(name, law.hash, "tested", facts[name], in_pairs[name], len(meshes[name]), seed, version, device)
             )
         else:
             out.refusals[name] = Refusal(
@@ -212,6 +224,50 @@ def _certify_clauses(
                 f"{len(meshes[name])} meshes of {out.examined} examined; "
                 f"at least {MIN_FACTS}, {MIN_PAIRS} and {MIN_MESHES} are needed",
             )  # fmt: skip
+
+
+class Proofs:
+    """Collects what symbolic elements say about laws that name an argument.
+
+    Args:
+        classes: law -> class of its argument.
+    """
+
+    def __init__(self, classes: dict[str, str]) -> None:
+        self.classes = classes
+        self.shown: Counter[str] = Counter()
+        self.pairs: Counter[str] = Counter()
+        self.meshes: dict[str, set[str]] = defaultdict(set)
+        self.outside: Counter[str] = Counter()
+        self.open: dict[str, str] = {}
+
+    def add(self, pair: Pair, derivation: Derivation, fired: set[str]) -> None:
+        """Takes one pair in which ``fired`` laws fired."""
+        if not fired & self.classes.keys() - self.open.keys():
+            return
+        found = prove_pair(pair, derivation)
+        for law in self.classes:
+            if found.shown[law]:
+                self.shown[law] += found.shown[law]
+                self.pairs[law] += 1
+                self.meshes[law].add(str(sorted(pair.mesh.items())))
+            self.outside[law] += sum(found.outside[law].values()) if law in found.outside else 0
+            if law in found.open:
+                self.open.setdefault(law, found.open[law])
+
+    def certificate(self, tested: Certificate) -> Certificate:
+        """The certificate of a tested law, raised to ``proved`` where its proof is complete."""
+        law = tested.law
+        if law not in self.classes:
+            return tested
+        reason = self.open.get(law, "")
+        if not reason and (self.shown[law] < MIN_FACTS or self.pairs[law] < MIN_PAIRS or len(self.meshes[law]) < MIN_MESHES):
+            reason = f"{self.shown[law]} instances on {self.pairs[law]} pairs could be shown on symbolic elements"
+        if reason:
+            return replace(tested, symbolic=self.shown[law], outside=self.outside[law], open=reason)
+        return replace(
+            tested, evidence="proved", method=self.classes[law], symbolic=self.shown[law], outside=self.outside[law]
+        )
 
 
 def counterexample_text(failure: FalseFact) -> str:

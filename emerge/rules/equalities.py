@@ -22,6 +22,7 @@ from emerge.algebra.rulefile import App, EqualityRule, Var
 from emerge.algebra.saturate import Class, Classes, Node, read
 from emerge.rules.certify import Refusal
 from emerge.rules.equality_proof import TIMEOUT_MS, prove
+from emerge.rules.movement_proof import METHOD, moves_only, same_elements
 from emerge.rules.term_instances import SPECS, Instance, instances
 from emerge.rules.term_values import NoMeaning, NoValue, Value, difference, evaluate, leaf
 from emerge.util.resources import resource_dir
@@ -92,12 +93,14 @@ def certify_rule(
     from emerge.execute.options import Options
 
     device = str(Options(device=how.device).torch_device())
-    matches = elements = 0
+    matches = elements = moved = 0
+    moving = moves_only(rule)
     for side in _sides(rule):
         found = instances(side, seed, how.samples)
         if not found:
             return Refusal(rule.name, False, "no term that matches its left side could be made")
-        outcome = _Test(rule, found, seed, device).run()
+        test = _Test(rule, found, seed, device)
+        outcome = test.run()
         if isinstance(outcome, Refusal):
             return outcome
         if outcome[0] < MIN_MATCHES or outcome[1] < MIN_ELEMENTS:
@@ -107,9 +110,15 @@ def certify_rule(
                 f"with a value; at least {MIN_MATCHES} and {MIN_ELEMENTS} are needed",
             )  # fmt: skip
         matches, elements = matches + outcome[0], elements + outcome[1]
+        if moving:
+            shown = test.moved()
+            moving, moved = shown >= MIN_MATCHES, moved + shown
     proof = prove(rule, how.smt_seconds)
     if proof.refuted:
         return Refusal(rule.name, True, proof.reason)
+    if moving and not proof.holds:
+        method = f"{METHOD}, {moved} pairs of terms"
+        return _certificate(rule, "proved", matches, elements, method, seed, device)
     evidence = "proved" if proof.holds else "tested"
     return _certificate(rule, evidence, matches, elements, proof.reason, seed, device)
 
@@ -177,6 +186,7 @@ class _Test:
     ) -> None:  # fmt: skip
         self.rule, self.found, self.seed, self.device, self.pool = rule, found, seed, device, pool
         self.seen: set[int] = set()
+        self.classes = Classes()
         self.leaves = {n: x for i in found for n, x in i.leaves.items()}
         self.indices = {n: x for i in found for n, x in i.indices.items()}
 
@@ -188,6 +198,7 @@ class _Test:
             classes, matches = self.saturate()
         except _Failed as exc:
             return Refusal(self.rule.name, True, f"stops the saturation ({exc}); a condition must exclude that")
+        self.classes = classes
         elements = 0
         for k, kind in enumerate(DRAWS):
             drawn = self.draw(kind, k)
@@ -203,6 +214,10 @@ class _Test:
                 f"{len(self.seen)} of {len(made_equal)} equalities could be compared; float64 overflows in the others",
             )  # fmt: skip
         return matches, elements
+
+    def moved(self) -> int:
+        """After :meth:`run`: pairs of equal terms that hold the same symbolic elements; -1 where some do not."""
+        return same_elements(self.classes, self.leaves, self.indices, self.seed)
 
     def saturate(self) -> tuple[Classes, int]:
         """The classes after the rule was applied, and how often it matched at first."""

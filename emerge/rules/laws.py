@@ -11,6 +11,7 @@ from typing import Any
 from emerge.engine.program import Program
 from emerge.engine.syntax import Agg, Atom, Clause, Cmp, Literal, Neg, literal_terms, subterms
 from emerge.rules.generate import GENERATOR_VERSION
+from emerge.rules.proofs import CLASSES, PROOF_VERSION
 from emerge.rules.statements import SEMANTIC_CHECKS, STATEMENTS_VERSION
 from emerge.util.errors import RuleError
 from emerge.util.resources import resource_dir
@@ -34,6 +35,7 @@ class Law:
     Attributes:
         kind: ``clause`` (certified on generated pairs), ``kind`` (claims about kinds of bodies) or ``operator``
             (claims about described operators).
+        proof: class of operators whose written argument (``docs/proofs.md``) makes small sizes stand for all; "" for none.
         hash: of its clauses and of every bookkeeping clause they rest on.
     """
 
@@ -44,6 +46,7 @@ class Law:
     place: str
     shipped: bool
     hash: str
+    proof: str = ""
 
 
 def shipped_file(file: str) -> bool:
@@ -80,8 +83,23 @@ def laws_of(program: Program, shipped: Iterable[str] | None = None) -> dict[str,
         is_shipped = shipped_file(file) if own is None else str(Path(file).resolve()) in own
         meaning = clauses[0].annotations.get("meaning", "")
         found[name] = Law(name, " ".join(meaning.split()), kind, tuple(clauses), str(clauses[0].pos), is_shipped,
-                          hasher.law(clauses))  # fmt: skip
+                          hasher.law(clauses), _proof_class(name, clauses))  # fmt: skip
     return found
+
+
+def _proof_class(name: str, clauses: list[Clause]) -> str:
+    """The argument that the author of a law names for it.
+
+    Raises:
+        RuleError: there is no such argument, or the clauses of the law name different ones.
+    """
+    named = {c.annotations["proof"] for c in clauses if "proof" in c.annotations}
+    if len(named) > 1 or (named and not named <= set(CLASSES)):
+        raise RuleError(
+            f"the law '{name}' is annotated '@proof {', '.join(sorted(named))}'; write one of {', '.join(CLASSES)}",
+            str(clauses[0].pos),
+        )
+    return named.pop() if named else ""
 
 
 def body_atoms(body: Iterable[Literal]) -> Iterator[tuple[Atom, bool]]:
@@ -131,6 +149,8 @@ class _Hasher:
                 relations |= self.reach(atom.name)
         digest = hashlib.sha256()
         lines = [f"statements {STATEMENTS_VERSION} generator {GENERATOR_VERSION}", *sorted(map(str, clauses))]
+        named = sorted({c.annotations["proof"] for c in clauses if "proof" in c.annotations})
+        lines += [f"proof {n} {PROOF_VERSION}" for n in named]
         for relation in sorted(relations):
             decl = self.program.relations[relation]
             lines.append(f"{relation} {decl.columns} {decl.semantic}")

@@ -118,18 +118,10 @@ def sample(pair: Pair, seed: int, scale: float = 1.0) -> dict[str, Any]:
     return out
 
 
-def execute(pair: Pair, seed: int = 0, device: str = "cpu") -> Executed:
-    """Runs both sides on one sample and keeps every value.
-
-    Raises:
-        Unusable: one side cannot be executed.
-    """
+def distribute(pair: Pair, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Implementation inputs of every rank out of the reference's tensors; what no statement covers is 0."""
     import torch
 
-    from emerge.execute.decisions import Decisions
-    from emerge.execute.lockstep import run_ranks, run_sequential
-
-    given = sample(pair, seed)
     mesh = Mesh(pair.mesh)
     shapes = {i.name: [int(n) for n in i.shape] for i in pair.ranks[0].inputs}
     inputs: list[dict[str, Any]] = [{} for _ in pair.ranks]
@@ -141,6 +133,20 @@ def execute(pair: Pair, seed: int = 0, device: str = "cpu") -> Executed:
                 held[name] = torch.zeros(shapes[name], dtype=whole.dtype)
             target = _cut(held[name], statement.implementation.cuts)
             target.copy_(local_value(statement, whole, target.shape, rank, mesh))
+    return inputs
+
+
+def execute(pair: Pair, seed: int = 0, device: str = "cpu") -> Executed:
+    """Runs both sides on one sample and keeps every value.
+
+    Raises:
+        Unusable: one side cannot be executed.
+    """
+    from emerge.execute.decisions import Decisions
+    from emerge.execute.lockstep import run_ranks, run_sequential
+
+    given = sample(pair, seed)
+    inputs = distribute(pair, given)
     decisions = Decisions()
     options = _options(pair, None, device)
     options.decisions = decisions

@@ -57,13 +57,18 @@ class Statements:
     """Decides facts of one derivation on one execution of its pair."""
 
     def __init__(self, derivation: Derivation, executed: Executed) -> None:
+        self._setup(derivation)
+        problem = derivation.problem
+        families: dict[int, FamilyGraph] = {1: problem.reference, 2: problem.implementation}
+        lowerings = {1: derivation.reference, 2: derivation.implementation}
+        self.values = {s: Values(self.lowered, lowerings[s], families[s], executed.values[s]) for s in (1, 2)}
+
+    def _setup(self, derivation: Derivation) -> None:
+        """What the facts say about axes, names and the mesh."""
         self.derivation = derivation
         problem = derivation.problem
         self.mesh = problem.mesh
         self.lowered = Lowered(derivation.base)
-        families: dict[int, FamilyGraph] = {1: problem.reference, 2: problem.implementation}
-        lowerings = {1: derivation.reference, 2: derivation.implementation}
-        self.values = {s: Values(self.lowered, lowerings[s], families[s], executed.values[s]) for s in (1, 2)}
         relations = derivation.result.relations
         self.atoms: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         for x, d, s, n in relations["atom"]:
@@ -87,6 +92,10 @@ class Statements:
         self.blocks = {number: blocks for blocks, number in derivation.base.blocks.items()}
         self._views: dict[int, Outcome] = {}
         self._atomic: dict[tuple[int, int], tuple[Any, list[Axis]]] = {}
+
+    def equal(self, reference: Any, found: Any, amount: Any) -> Outcome:
+        """:func:`equal`, of numbers here."""
+        return equal(reference, found, amount)
 
     def check(self, relation: str, args: tuple[Any, ...]) -> Outcome:
         """Decides one fact."""
@@ -168,26 +177,38 @@ class Statements:
             return false("a mesh atom serves two purposes, or the set of atoms in use is wrong")
         atoms = [(a[0], a[1]) for a in self.mesh_atoms]
         grid = [n for _, _, n in self.mesh_atoms]
-        stack = torch.stack([p[0].to(torch.float64) for p in pieces])
+        stack = torch.stack([p[0] for p in pieces])
         whole = stack.reshape(grid + list(stack.shape[1:]))
-        amount = whole.abs()
         reduced = [k for k, a in enumerate(atoms) if self.bits.get(a, 0) & partial]
-        for k in reversed(reduced):
-            if reduction not in ("sum", "max", "min", "prod"):
-                return false(f"is partial without a reduction ({reduction})")
-            name = {"sum": "sum", "max": "amax", "min": "amin", "prod": "prod"}[reduction]
-            whole = getattr(whole, name)(k)
-            amount = amount.sum(k) if reduction == "sum" else amount.amax(k)
+        if reduced and reduction not in ("sum", "max", "min", "prod"):
+            return false(f"is partial without a reduction ({reduction})")
         order: list[Axis] = [a for k, a in enumerate(atoms) if k not in reduced] + right_names
         goal = [where[x] for x in left_names]
         rest = [a for a in order if a not in goal]
         permutation = [order.index(y) for y in [*goal, *rest]]
+        return self.agrees(left, whole, reduced, reduction, permutation, Fraction(scale))
+
+    def agrees(
+        self, target: Any, whole: Any, reduced: list[int], reduction: str, permutation: list[int], scale: Fraction
+    ) -> Outcome:
+        """``target = scale * reduce(whole)`` over the dimensions ``reduced``, the others permuted; more dimensions than
+        those of ``target`` hold copies."""
+        import torch
+
+        target, whole = target.to(torch.float64), whole.to(torch.float64)
+        amount = whole.abs()
+        for k in reversed(reduced):
+            name = {"sum": "sum", "max": "amax", "min": "amin", "prod": "prod"}[reduction]
+            whole = getattr(whole, name)(k)
+            amount = amount.sum(k) if reduction == "sum" else amount.amax(k)
         whole, amount = whole.permute(permutation), amount.permute(permutation)
-        target = left.to(torch.float64)
-        if list(target.shape) != list(whole.shape[: target.dim()]):
-            return false(f"relates extents {list(target.shape)} to {list(whole.shape[: target.dim()])}")
-        factor = float(Fraction(scale))
-        return equal(target.reshape([*target.shape, *[1] * len(rest)]), whole * factor, amount * abs(factor))
+        wrong = _extents(target, whole)
+        if wrong is not None:
+            return wrong
+        factor = float(scale)
+        return equal(
+            target.reshape([*target.shape, *[1] * (whole.dim() - target.dim())]), whole * factor, amount * abs(factor)
+        )
 
     def axis_at(self, v: int, d: int, s: int, x: Axis | None) -> Outcome:
         """Along stride ``s`` of dimension ``d`` the tensor moves along axis ``x`` of its root, or is constant."""
@@ -213,7 +234,7 @@ class Statements:
         sizes = [n for dim in atoms for _, n in dim]
         position = [(e, t) for e, dim in enumerate(atoms) for t, _ in dim].index((d, s))
         value = value.reshape(sizes)
-        return equal(value.select(position, 0).unsqueeze(position), value, value)
+        return self.equal(value.select(position, 0).unsqueeze(position), value, value)
 
     def _rearranged(self, v: int, root: int, side: int) -> Outcome:
         """All axes of a tensor together: its value is its root's, element by element."""
@@ -244,7 +265,7 @@ class Statements:
             value = self.values[side].tensor(v, rank)
             base = self.values[side].tensor(root, rank)
             moved = base[tuple(i.expand(shape) for i in index)].expand(shape)
-            outcome = equal(value, moved, moved)
+            outcome = self.equal(value, moved, moved)
             if outcome.holds is False:
                 return outcome
         return TRUE
@@ -328,7 +349,7 @@ class Statements:
             if left.shape != right.shape:
                 return false(f"shapes {list(left.shape)} and {list(right.shape)}")
             for one, other in ((left, right), (right, left)):
-                outcome = equal(one, other, other)
+                outcome = self.equal(one, other, other)
                 if outcome.holds is False:
                     return outcome
         return TRUE
@@ -361,7 +382,7 @@ class Statements:
             picked = whole[rows].movedim(-1, 1)[torch.arange(len(rows)), experts]
             if bool(inside.any()):
                 left, right = (picked, value) if side == 2 else (value, picked)
-                outcome = equal(left[inside], right[inside], right[inside])
+                outcome = self.equal(left[inside], right[inside], right[inside])
                 if outcome.holds is False:
                     return false(f"rank {rank}: {outcome.detail}")
             if other == "zero" and not bool((value[~inside] == 0).all()):
@@ -426,7 +447,7 @@ class Statements:
             made = self.values[side].form(form, rank)
             if made.shape != value.shape:
                 return false(f"the form gives shape {list(made.shape)} where the tensor has {list(value.shape)}")
-            outcome = equal(value, made, made)
+            outcome = self.equal(value, made, made)
             if outcome.holds is False:
                 return outcome
         return TRUE
@@ -454,6 +475,12 @@ SEMANTIC_CHECKS = {
 }  # fmt: skip
 #: Raised when a statement changes its meaning; certificates made under another version are void.
 STATEMENTS_VERSION = 1
+
+
+def _extents(target: Any, whole: Any) -> Outcome | None:
+    if list(target.shape) == list(whole.shape[: target.dim()]):
+        return None
+    return false(f"relates extents {list(target.shape)} to {list(whole.shape[: target.dim()])}")
 
 
 def equal(reference: Any, found: Any, amount: Any) -> Outcome:

@@ -12,6 +12,7 @@ from emerge.relate.derive import Derivation, Problem
 from emerge.relate.expected import Ambiguity
 from emerge.relate.statement import CONSTANT, Statement
 from emerge.util.errors import BudgetExceeded, ExecutionError
+from emerge.verdict.coverage import node_coverage
 from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, execution_finding, frontier_findings
 from emerge.verdict.precision import precision_findings
 from emerge.verdict.types import (
@@ -59,7 +60,8 @@ def decide(
     result = PairResult(engine=(derivation.result.engine, derivation.result.version))
     evidence = _evidence(structure, proved, levels, default_level, result)
     result.outputs = _outputs(structure, proved, evidence, unusable)
-    result.coverage = {level: sum(e == level for e in evidence.values()) for level in EVIDENCE}
+    if evidence:
+        result.coverage = node_coverage(structure, evidence, _numbers(derivation, levels or {}, default_level), levels or {})
     result.assumptions = _assumptions(structure, levels or {})
     if derivation.claims and not unproved and not unusable and not ambiguities:
         result.verdict = EQUIVALENT
@@ -99,13 +101,7 @@ def _evidence(
         weakest = max([default, *(levels or {}).values()], key=EVIDENCE.index)
         return dict.fromkeys(proved, weakest)
     given = levels or {}
-    names = {c.law for c in log.program.clauses if c.law is not None}
-    numbers = {law: EVIDENCE.index(given.get(law, default)) for law in names}
-    for law, low in _equal_laws(derivation):
-        # a law that reads equal tensors is as good as the rules that made them equal
-        if law in numbers and low.extension is not None:
-            rules = [EVIDENCE.index(given.get(rule, default)) for rule in low.extension.fired]
-            numbers[law] = max([numbers[law], *rules])
+    numbers = _numbers(derivation, given, default)
     levels_of = log.best_level("output_proved", numbers)
     chosen = [
         min((Fact("output_proved", row) for row in rows[g]), key=lambda f: (levels_of[f], repr(f)))
@@ -134,6 +130,19 @@ def _evidence(
                     counted.add((side, tensor))
                     result.rules_used[name] = result.rules_used.get(name, 0) + 1
     return evidence
+
+
+def _numbers(derivation: Derivation, given: Mapping[str, str], default: str) -> dict[str, int]:
+    """Law -> number of its evidence; empty without a log."""
+    log = derivation.result.log
+    names = set() if log is None else {c.law for c in log.program.clauses if c.law is not None}
+    numbers = {law: EVIDENCE.index(given.get(law, default)) for law in names}
+    for law, low in _equal_laws(derivation):
+        # a law that reads equal tensors is as good as the rules that made them equal
+        if law in numbers and low.extension is not None:
+            rules = [EVIDENCE.index(given.get(rule, default)) for rule in low.extension.fired]
+            numbers[law] = max([numbers[law], *rules])
+    return numbers
 
 
 def _defined(structure: Structure, side: int, low: Lowering, claims: Iterable[int]) -> list[tuple[int, str]]:
