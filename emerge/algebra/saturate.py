@@ -67,7 +67,7 @@ class Classes:
 
 
 #: Shipped rule files of the minimal base: how slices, concatenations and rearrangements move, and no algebra of functions.
-MINIMAL = ("layout.egg",)
+MINIMAL = ("layout.egg", "views.egg")
 BASES = ("full", "minimal")
 
 

@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from emerge.algebra.saturate import BASES
-from emerge.campaign.config import PairSpec, RelationSpec, SynthesisSpec, is_live, load_relation_lines, rule_files
+from emerge.campaign.config import (
+    DEVICES,
+    PairSpec,
+    RelationSpec,
+    SynthesisSpec,
+    is_live,
+    load_relation_lines,
+    rule_files,
+)
 from emerge.campaign.run import RunOptions, run_pair
 from emerge.capture.source import SourceSpec, parse_spec
 from emerge.graph.model import Graph
+from emerge.rules.equalities import Validation
 from emerge.util.errors import EmergeError, InputError
 from emerge.verdict.types import NOT_EQUIVALENT, UNKNOWN, PairResult
 
@@ -58,6 +67,7 @@ def compare(
     engine: str = "auto",
     base: str = "full",
     synthesis: bool | str | Path = False,
+    device: str = "auto",
     seed: int = 0,
     timeout: float | None = None,
 ) -> PairResult:
@@ -68,13 +78,15 @@ def compare(
             ``python:module:function``.
         implementation: likewise; with ``mesh`` a function ``build(mesh, rank)`` that returns the rank's program and its
             example inputs.
-        inputs: example inputs of modules and functions; shapes matter, values do not.
+        inputs: example inputs of modules and functions; shapes matter, values do not. Arguments are related by name, and
+            by position where names do not meet.
         relations: ``auto``, or reference tensor -> alignment, e.g. ``{"w": "(tp o) i ~ o i"}``.
         outputs: claimed alignments of outputs, by name or position; default as in a campaign.
         mesh: device axes of the implementation.
         rules, trust: rule files of your own, and laws of theirs admitted without certificate.
         base: shipped rules of the algebra, ``full`` or ``minimal`` (those about layout only).
         synthesis: synthesise rules where a proof falls short; a folder keeps them.
+        device: where programs are executed and rules tested: ``auto`` (cuda where torch finds it), ``cpu`` or ``cuda``.
         timeout: seconds.
 
     Raises:
@@ -89,10 +101,13 @@ def compare(
     'captured'
     """
     axes = dict(mesh) if mesh else None
+    sides = _program(reference, inputs, None, "reference"), _program(implementation, inputs, axes, "implementation")
+    if callable(reference) and callable(implementation) and axes is None:
+        _by_position(reference, sides[0], implementation, sides[1], inputs)
     spec = PairSpec(
         "compare",
-        reference=_program(reference, inputs, None, "reference"),
-        implementation=_program(implementation, inputs, axes, "implementation"),
+        reference=sides[0],
+        implementation=sides[1],
         relations="auto" if isinstance(relations, str) else _lines(relations),
         outputs=None if outputs is None else _lines(outputs),
         mesh=axes,
@@ -103,6 +118,7 @@ def compare(
         seconds=timeout,
         base=_base(base),
         synthesis=_synthesis(synthesis),
+        validation=Validation(device=_device(device)),
     )
     result = run_pair(spec, RunOptions())
     if result.error is not None:
@@ -157,6 +173,19 @@ def _program(
     return [capture(program, _apart(inputs), name=side)]
 
 
+def _by_position(reference: Any, ours: Any, implementation: Any, theirs: Any, inputs: Sequence[Any]) -> None:
+    """Both programs are called with the same inputs: arguments whose names do not meet are related by position."""
+    from emerge.capture.session import argument_labels
+
+    names, others = argument_labels(reference, inputs), argument_labels(implementation, inputs)
+    if len(names) != len(others):
+        return
+    taken = {i.label for i in theirs[0].inputs} | {i.label for i in ours[0].inputs}
+    moved = {b: a for a, b in zip(names, others) if a not in others and b not in names and {a, b} <= taken}
+    for item in theirs[0].inputs:
+        item.label = moved.get(item.label, item.label)
+
+
 def _apart(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Example inputs with a tensor of its own for every argument: one tensor given twice would tie two arguments."""
     seen: set[int] = set()
@@ -171,6 +200,12 @@ def _apart(inputs: Sequence[Any]) -> tuple[Any, ...]:
 def _base(name: str) -> str:
     if name not in BASES:
         raise InputError(f"unknown base {name!r}; use {' or '.join(BASES)}")
+    return name
+
+
+def _device(name: str) -> str:
+    if name not in DEVICES:
+        raise InputError(f"unknown device {name!r}; use {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
     return name
 
 

@@ -489,12 +489,26 @@ class _Builder:
         for label, why in loaded.open.items():
             self.ambiguities.append(Ambiguity("relations", label, loaded.partners.get(label, label), (), why))
         by_name = {i.name: i for i in self.implementation.inputs()}
+        # What a traced loading says of a parameter is all that is known: it may hold nothing that has its name.
+        traced = {
+            self.implementation.graph.family_of(rank, i.name)
+            for rank, g in enumerate(ranks)
+            for i in g.inputs
+            if i.extra.get("loaded") is not None
+        }
         undecided: dict[str, Ambiguity | None] = {}
         for inp in self.reference.inputs():
             if inp.const is not None or inp.name in placed:
                 continue
             before = len(self.ambiguities)
-            partners = self.partners(inp, by_name)
+            named_alike = self.partners(inp, by_name)
+            partners = [p for p in named_alike if p.name not in traced]
+            if named_alike and not partners:
+                if inp.name not in loaded.open:
+                    why = "its loading was traced, and no part of this weight was found in it"
+                    label = inp.label or inp.name
+                    self.ambiguities.append(Ambiguity("relations", label, named_alike[0].name, (), why))
+                continue
             if not partners:
                 named = inp.label or (None if _POSITIONAL.fullmatch(inp.name) else inp.name)
                 why = "the capture has no label for it"
@@ -506,7 +520,7 @@ class _Builder:
                     out.append(reading)
                 elif reading is not None:
                     undecided[inp.name] = reading
-        return out + self.by_values(undecided, {s.implementation.name for s in out})
+        return out + self.by_values(undecided, {s.implementation.name for s in out} | traced)
 
     def by_values(self, undecided: dict[str, Ambiguity | None], related: set[str]) -> list[Statement]:
         """Relations from the values of weights, where both captures carry them; what stays open is noted."""

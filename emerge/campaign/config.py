@@ -18,6 +18,7 @@ from emerge.capture.base import CaptureError
 from emerge.capture.source import SourceSpec, parse_spec
 from emerge.graph.model import Graph
 from emerge.graph.source import RELATIONS_FILE
+from emerge.rules.equalities import LEAST_SAMPLES, VALIDATION, Validation
 from emerge.util.errors import ConfigError
 
 ENGINES = ("auto", "embedded", "souffle")
@@ -25,18 +26,21 @@ EXPECT = ("equivalent", "not_equivalent")
 #: Keys of the campaign format that belong to parts this version does not have yet.
 LATER = {
     "given": "implementation inputs without a reference tensor",
-    "validate": "validation options",
     "perturb": "perturbed relations",
 }
 
-_CAMPAIGN_KEYS = ("campaign", "mesh", "engine", "rules", "trust", "fail_on", "seed", "budget", "synthesis", "pairs")
+_CAMPAIGN_KEYS = ("campaign", "mesh", "engine", "rules", "trust", "fail_on", "seed", "budget", "synthesis", "validate",
+                  "pairs")  # fmt: skip
 _PAIR_KEYS = (
     "id", "case", "cases", "reference", "implementation", "relations", "outputs", "mesh", "expect", "engine", "rules",
-    "trust", "fail_on", "seed", "budget", "synthesis", "ignore",
+    "trust", "fail_on", "seed", "budget", "synthesis", "validate", "ignore",
 )  # fmt: skip
 _RELATION_KEYS = ("of", "is", "placements")
 _BUDGET_KEYS = ("seconds", "memory_gb")
 _SYNTHESIS_KEYS = ("enabled", "budget_seconds", "folder")
+_VALIDATE_KEYS = ("device", "samples", "smt_seconds")
+#: Where programs are executed and rules tested; ``auto`` is cuda where torch finds it.
+DEVICES = ("auto", "cpu", "cuda")
 _IGNORE_KEYS = ("finding", "reason", "issue")
 
 
@@ -89,7 +93,8 @@ class PairSpec:
         outputs: lines, or None for the relation file's claims or all outputs.
         mesh: None = the case's own, or one axis over the ranks.
         seconds, memory_gb: limits, None = none.
-        synthesis: None = no rules are synthesised. base: shipped rules of the algebra, ``full`` or ``minimal``.
+        synthesis: None = no rules are synthesised. validation: how rules are tested, and where programs are executed.
+        base: shipped rules of the algebra, ``full`` or ``minimal``.
         place: ``file:line``.
     """
 
@@ -110,6 +115,7 @@ class PairSpec:
     memory_gb: float | None = None
     ignore: list[Ignore] = field(default_factory=list)
     synthesis: SynthesisSpec | None = None
+    validation: Validation = VALIDATION
     base: str = "full"
     place: str = ""
 
@@ -214,6 +220,25 @@ class _Reader:
                 self.fail(f"expected a number > 0 for {key!r}, found {number!r}; correct it", value, key)
         return value.get("seconds", seconds), value.get("memory_gb", memory)
 
+    def validation(self, at: Mapping, default: Validation) -> Validation:
+        """``validate: {device, samples, smt_seconds}``."""
+        if "validate" not in at:
+            return default
+        value = at["validate"]
+        if not isinstance(value, Mapping):
+            self.fail(
+                f"expected {{device: auto, samples: 48, smt_seconds: 5}} for 'validate', found {value!r}; correct it",
+                at, "validate",
+            )  # fmt: skip
+        self.keys(value, _VALIDATE_KEYS, "'validate'")
+        samples = self.integer(value, "samples", default.samples)
+        if samples < LEAST_SAMPLES:
+            self.fail(f"expected at least {LEAST_SAMPLES} for 'samples', found {samples}; correct it", value, "samples")
+        seconds = value.get("smt_seconds", default.smt_seconds)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+            self.fail(f"expected a number > 0 for 'smt_seconds', found {seconds!r}; correct it", value, "smt_seconds")
+        return Validation(self.choice(value, "device", DEVICES, default.device), samples, float(seconds))
+
     def synthesis(self, at: Mapping, default: SynthesisSpec | None) -> SynthesisSpec | None:
         """``true``, ``false``, or a mapping (enabled unless it says otherwise)."""
         if "synthesis" not in at:
@@ -288,6 +313,7 @@ class _Reader:
             seconds=seconds,
             memory_gb=memory,
             synthesis=self.synthesis(data, None),
+            validation=self.validation(data, VALIDATION),
         )
         pairs = data.get("pairs")
         if not isinstance(pairs, Sequence) or not pairs:
@@ -328,6 +354,7 @@ class _Reader:
             memory_gb=memory,
             ignore=self.ignores(at),
             synthesis=self.synthesis(at, d.synthesis),
+            validation=self.validation(at, d.validation),
             place=at.place(),
         )
         if kinds[0] == "reference and implementation":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class RunOptions:
         seconds: per pair. memory_gb: for execution.
         out: where counterexamples and synthesised rules go, None = nowhere.
         base: shipped rules of the algebra, ``full`` or ``minimal``. synthesis: synthesise rules where a proof falls short.
+        device: None = what the pair says.
         debug: keep tracebacks in internal errors.
     """
 
@@ -43,6 +44,7 @@ class RunOptions:
     debug: bool = False
     base: str | None = None
     synthesis: bool | None = None
+    device: str | None = None
 
 
 def run_pairs(specs: Sequence[PairSpec], options: RunOptions, *, jobs: int = 1) -> Iterator[PairResult]:
@@ -184,9 +186,10 @@ def _whole(
     """The pair in one piece: derivation, execution where claims stay open, synthesis where both sides agree."""
     seed = options.seed if options.seed is not None else spec.seed
     memory_gb = options.memory_gb if options.memory_gb is not None else spec.memory_gb
+    validation = spec.validation if options.device is None else replace(spec.validation, device=options.device)
     derivation = deriver(prepared.problem)
     problem = derivation.problem
-    refuter = _timed(execution_refuter(seed, memory_gb, deriver.left, spec.rules), executed)
+    refuter = _timed(execution_refuter(seed, memory_gb, deriver.left, spec.rules, validation.device), executed)
     kept: list[RefutationResult | None] = []
 
     def remembered(problem: Problem, derivation: Derivation) -> RefutationResult | None:
@@ -201,7 +204,9 @@ def _whole(
     result = judge(derivation, levels)
     agree = bool(kept) and kept[0] is not None and kept[0].outcome == "agree"
     if wanted is not None and result.verdict == UNKNOWN and agree:
-        attempt = Attempt(spec.rules, spec.trust, wanted, options.out, deriver.engine, deriver.base, seed, deriver.left)
+        attempt = Attempt(
+            spec.rules, spec.trust, wanted, options.out, deriver.engine, deriver.base, seed, deriver.left, validation
+        )  # fmt: skip
         result, derivation = synthesise(problem, derivation, result, attempt, judge)
     return result, derivation
 
@@ -248,12 +253,14 @@ def _describe(result: PairResult, prepared: Prepared) -> None:
 
 
 def execution_refuter(
-    seed: int, memory_gb: float | None, left: Callable[[], float | None], rules: Sequence[Path] = ()
-) -> Refuter:
+    seed: int, memory_gb: float | None, left: Callable[[], float | None], rules: Sequence[Path] = (),
+    device: str = "auto",
+) -> Refuter:  # fmt: skip
     """Refutation by execution; torch is imported when it is first needed.
 
     Args:
         rules: rule files whose ``operator_definition`` facts say what their operators compute.
+        device: ``auto``, ``cpu`` or ``cuda``.
     """
 
     def refute(problem: Problem, derivation: Derivation) -> RefutationResult:
@@ -286,7 +293,7 @@ def execution_refuter(
         seconds = left()
         if seconds is not None:
             limits["seconds"] = seconds
-        return run(problem, derivation, seed=seed, **limits)
+        return run(problem, derivation, seed=seed, device=device, **limits)
 
     return refute
 

@@ -16,7 +16,7 @@ from emerge.util.errors import RelationError
 from emerge.verdict.types import EQUIVALENT, EVIDENCE, Assumption, Output, PairResult
 
 #: So many different segments may fail before the graphs are taken whole.
-MOST_FAILURES = 2
+MOST_FAILURES = 1
 
 Derive = Callable[[Problem], Derivation]
 Judge = Callable[[Problem, Derivation], PairResult]

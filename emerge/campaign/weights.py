@@ -47,7 +47,26 @@ def weight_findings(reference: Sequence[Graph], implementation: Sequence[Graph])
     for label in everywhere["never_loaded"]:
         message = f"no weight of the reference reaches the implementation's parameter {label!r}"
         out.append(Finding("WEIGHT_NOT_LOADED", "warning", message))
-    return out
+    return out + _rounded(reference, implementation, used)
+
+
+#: Significant bits of floating types.
+_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+
+
+def _rounded(reference: Sequence[Graph], implementation: Sequence[Graph], used: set[str]) -> list[Finding]:
+    """Weights that the implementation holds in a type of fewer digits than the reference: the same number but for rounding."""
+    types = {label: i.dtype for g in reference for i in g.inputs for label in (i.label or i.name, *i.extra.get("aliases", ()))}
+    found: dict[str, Finding] = {}
+    for graph in implementation:
+        for item in graph.inputs:
+            for box in item.extra.get("loaded") or ():
+                label = box.get("of")
+                before, after = types.get(label), item.dtype
+                if label in used and _BITS.get(after, 99) < _BITS.get(before or "", 0):
+                    message = f"the weight {label!r} is {before} in the reference and is rounded to {after} when it is loaded"
+                    found.setdefault(label, Finding("PRECISION", "warning", message))
+    return list(found.values())
 
 
 def used_labels(graph: Graph) -> set[str]:

@@ -403,6 +403,11 @@ def argument_names(target: Any, program: Program) -> dict[str, Any]:
     return out
 
 
+def argument_labels(target: Any, inputs: Sequence[Any]) -> list[str]:
+    """Labels that a capture gives to its example inputs, in their order."""
+    return [label for label, _ in tensors_of(argument_names(target, Program(target, tuple(inputs), {})))]
+
+
 def tensors_of(value: Any, prefix: str = "", depth: int = 6) -> Iterator[tuple[str, Any]]:
     """All tensors of nested containers and plain objects (kv caches), with dotted paths."""
     if isinstance(value, torch.Tensor):

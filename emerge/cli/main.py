@@ -36,6 +36,10 @@ Synthesis = Annotated[
     bool | None,
     typer.Option("--synthesis/--no-synthesis", help="Synthesise rules where a proof falls short.", show_default=False),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="Where programs are executed and rules tested: auto (cuda if there is one), cpu or cuda."),
+]
 Format = Annotated[str, typer.Option("--format", help="text or json; json prints that document only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -66,6 +70,7 @@ def _request(
     debug: bool,
     base: str,
     synthesis: bool | None,
+    device: str | None,
 ) -> Request:
     return Request(
         out,
@@ -78,6 +83,7 @@ def _request(
         debug,
         opt.check_base(base),
         synthesis,
+        opt.check_device(device),
     )
 
 
@@ -94,6 +100,7 @@ def verify(
     form: Format = "text",
     base: Base = "full",
     synthesis: Synthesis = None,
+    device: Device = None,
     debug: Debug = False,
 ) -> None:
     """Runs the pairs of a campaign file."""
@@ -103,7 +110,7 @@ def verify(
         from emerge.relate.notation import closest
         from emerge.util.errors import InputError
 
-        request = _request(out, engine, jobs, timeout, memory, seed, form, debug, base, synthesis)
+        request = _request(out, engine, jobs, timeout, memory, seed, form, debug, base, synthesis, device)
         campaign = load_campaign(config)
         for name in pair or ():
             if name not in {p.id for p in campaign.pairs}:
@@ -137,12 +144,13 @@ def compare(
     form: Format = "text",
     base: Base = "full",
     synthesis: Synthesis = None,
+    device: Device = None,
     debug: Debug = False,
 ) -> None:
     """Compares two graphs, or the two sides of every case directory (one with a relations.json)."""
 
     def body() -> int:
-        request = _request(out, engine, jobs, timeout, memory, seed, form, debug, base, synthesis)
+        request = _request(out, engine, jobs, timeout, memory, seed, form, debug, base, synthesis, device)
         campaign = compare_specs(paths, relations, opt.parse_mesh(mesh), rules or [], trust or [], request)
         return run_campaign(campaign, request)
 

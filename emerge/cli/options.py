@@ -147,3 +147,21 @@ def output_directory(out: Path | None, campaign: str) -> Path:
     from emerge.report.document import file_stem
 
     return Path("emerge-out") / file_stem(campaign)
+
+
+def check_device(name: str | None) -> str | None:
+    """Where programs are executed; None leaves it to the campaign.
+
+    Raises:
+        InputError: there is no such device, here or at all.
+    """
+    from emerge.campaign.config import DEVICES
+
+    if name is not None and name not in DEVICES:
+        raise InputError(f"unknown --device {name!r}; use {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+    if name == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise InputError("--device cuda was asked for, and torch finds no CUDA device; use auto or cpu")
+    return name

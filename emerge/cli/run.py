@@ -40,6 +40,7 @@ class Request:
     debug: bool
     base: str = "full"
     synthesis: bool | None = None
+    device: str | None = None
 
 
 def compare_specs(
@@ -123,7 +124,7 @@ def run_campaign(campaign: Campaign, request: Request) -> int:
         campaign.name, seed, campaign.config_hash, engine, [], list(campaign.fail_on), campaign.path or None
     )
     options = RunOptions(request.engine, request.seed, request.seconds, request.memory_gb, out, request.debug,
-                         request.base, request.synthesis)  # fmt: skip
+                         request.base, request.synthesis, request.device)  # fmt: skip
     shown = sys.stderr.isatty()
     for number, pair in enumerate(run_pairs(campaign.pairs, options, jobs=request.jobs), 1):
         result.pairs.append(pair)

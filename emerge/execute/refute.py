@@ -19,6 +19,7 @@ from emerge.execute.compare import Difference, compare_values
 from emerge.execute.feeders import norm_feeders
 from emerge.execute.localise import Divergence, Localiser
 from emerge.execute.options import Options
+from emerge.execute.overflow import out_of_range
 from emerge.execute.setup import Setup
 from emerge.execute.shrink import CannotExecute, Shrinker, flops, memory_of
 from emerge.execute.trial import (
@@ -317,6 +318,10 @@ class _Refuter:
         if not mismatches:
             self.samples += 1
             return False, None
+        left = self._out_of_range(setup, draw, inputs, mismatches)
+        if left is not None:
+            self.notes.append(f"a sample in which '{left}' leaves the range of float64 was drawn again")
+            return True, None
         noise = self._noise(setup, draw, inputs, run)
         mismatches = [m for m in mismatches if m.difference.max_abs_diff > CONDITION * noise[f"{m.number}:{m.rank}"]]
         if not mismatches:
@@ -329,6 +334,14 @@ class _Refuter:
                 return False, None
         self.samples += 1
         return False, Witness(setup, draw, inputs, "", describe(mismatches[0]), mismatches)
+
+    def _out_of_range(self, setup: Setup, draw: Draw, inputs: Inputs, mismatches: list[Mismatch]) -> str | None:
+        """The node at which float64, not the program, makes the difference."""
+        run = run_both(setup, inputs, draw, self.options, keep="all")
+        # what became 0 on the way matters where it was divided by or its logarithm taken
+        small = all(m.difference.max_abs_diff == float("inf") for m in mismatches)
+        sides = [(setup.reference, run.reference), *zip(setup.ranks, run.ranks)]
+        return next((n for g, v in sides if (n := out_of_range(g, v, small)) is not None), None)
 
     def _noise(self, setup: Setup, draw: Draw, inputs: Inputs, run: Run) -> dict[str, float]:
         """Change of every claim when all floating inputs move by a few ulps of float64."""

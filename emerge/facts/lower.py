@@ -20,6 +20,7 @@ from emerge.facts.kernels import Signature, lower_kernel
 from emerge.facts.mesh import Block, Mesh
 from emerge.facts.messages import is_receive, is_send
 from emerge.facts.mutation import Storage, written
+from emerge.facts.number_types import NumberTypes
 from emerge.facts.routing import Routing, note_layout
 from emerge.graph.model import DType, Ref, Shape, TypedConst, is_floating, is_integer
 from emerge.util.errors import GraphError
@@ -282,6 +283,7 @@ class Lowering:
         self.limits: dict[str, int] = {}
         self.extension: Any = None
         self.routing = Routing()
+        self.number_types = NumberTypes()
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
@@ -317,6 +319,7 @@ class Lowering:
         self.readers.update(o.name for o in graph.outputs if o.name is not None)
         for node in graph.nodes:
             self.lower_node(node)
+        self.number_types.outputs(graph)
 
     def lower_input(self, name: str, shape: Shape, dtype: str) -> None:
         """A graph input: an operator without operands whose axes are its dimensions."""
@@ -345,6 +348,7 @@ class Lowering:
         self.tensors[name] = tensor
         self.input_ids[name] = tensor.id
         self.nodes_of.setdefault(tensor.id, []).append(name)
+        self.number_types.note_input(name, tensor)
 
     def lower_node(self, node: FamilyNode) -> None:
         """Lowers one node; what cannot be lowered becomes an unknown tensor with a reason."""
@@ -392,8 +396,10 @@ class Lowering:
         if node.name in self.executed and isinstance(result, Tensor):
             result = self.executed_constant(self.executed[node.name], result)
         self.tensors[node.name] = result
+        self.number_types.note(self, node, result)
         for target in self.storage.visit(node, self._rearranged(node, result)):
             self.tensors[target] = result
+            self.number_types.alias(target, node.name)
         if isinstance(result, Tensor):
             self.nodes_of.setdefault(result.id, []).append(node.name)
         self.node = None

@@ -17,6 +17,7 @@ from emerge.facts.families import FamilyGraph
 from emerge.facts.kernels import Signature, signatures
 from emerge.facts.lower import Elements, Lowering, Tensor, Unsupported
 from emerge.facts.mesh import Mesh
+from emerge.facts.number_types import write_types
 from emerge.kernels.lowered import Meanings
 from emerge.kernels.registry import definitions
 from emerge.relate.statement import Piece, Statement
@@ -27,6 +28,7 @@ MOST_GUILTY_VIEWS = 8
 #: Relations read back after every derivation.
 RESULTS = (
     "diagnosis",
+    "precision",
     "aligned",
     "root",
     "frontier",
@@ -126,6 +128,7 @@ def lower_problem(
             name = statement.implementation.name
             imp.limits[name] = min(limit, imp.limits.get(name, limit))
     imp.lower(problem.implementation)
+    write_types(base, (ref.number_types, imp.number_types))
     for axis, size in enumerate(problem.mesh.sizes):
         base.add("extent", 0, problem.mesh.dim(axis), size)
     base.add_all("operand_bit", [(k, 1 << k) for k in range(30)])

@@ -9,16 +9,19 @@ and holds over the extended reals symbolically (:mod:`emerge.rules.equality_proo
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from emerge.algebra.encode import dims as dims_text
 from emerge.algebra.encode import free_facts
 from emerge.algebra.rulefile import App, EqualityRule, Var
 from emerge.algebra.saturate import Class, Classes, Node, read
 from emerge.rules.certify import Refusal
-from emerge.rules.equality_proof import prove
+from emerge.rules.equality_proof import TIMEOUT_MS, prove
 from emerge.rules.movement_proof import METHOD, moves_only, same_elements
 from emerge.rules.term_instances import SPECS, Instance, instances
 from emerge.rules.term_values import NoMeaning, NoValue, Value, difference, evaluate, leaf
@@ -26,10 +29,29 @@ from emerge.util.resources import resource_dir
 
 #: A rule must match on so many instances, and agree at so many elements where it is defined.
 INSTANCES, MIN_MATCHES, MIN_ELEMENTS = 48, 8, 100
+#: A campaign may ask for more ground terms, or for fewer down to this.
+LEAST_SAMPLES = 24
 #: Of the classes in which terms were made equal so many must have been compared at some element.
 MIN_SHARE = 0.9
 SPECIAL = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 1e30, -1e30, 1e-30, -1e-30, float("inf"), float("-inf"))
 DRAWS = ("normal", "integers", "special", "positive", "finite", "large", "special", "unit", "special", "holes")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How rules are tested.
+
+    Attributes:
+        device: where terms are evaluated: ``auto`` (cuda where torch finds it), ``cpu`` or ``cuda``.
+        samples: ground terms per rule. smt_seconds: for a proof.
+    """
+
+    device: str = "auto"
+    samples: int = INSTANCES
+    smt_seconds: float = TIMEOUT_MS / 1000
+
+
+VALIDATION = Validation()
 
 
 @dataclass(frozen=True)
@@ -58,22 +80,26 @@ class EqualityCertificate:
         return {k: v for k, v in asdict(self).items() if k != "law"}
 
 
-def certify_rule(rule: EqualityRule, seed: int = 0, count: int = INSTANCES) -> EqualityCertificate | Refusal:
-    """Tests a rule and, where its terms work element by element, proves it."""
+def certify_rule(
+    rule: EqualityRule, seed: int = 0, how: Validation = VALIDATION
+) -> EqualityCertificate | Refusal:
+    """Tests a rule and, where its terms work element by element, proves it.
+
+    Raises:
+        ExecutionError: a cuda device is asked for and torch finds none.
+    """
     if rule.has_premise:
-        return _proved_only(rule, seed)
-    sides = [rule]
-    if rule.reverse:  # each side is the left side of a rewrite of its own
-        left, right = rule.unions[0]
-        assert isinstance(right, App)
-        sides.append(replace(rule, patterns=(("", right),), unions=((right, left),)))
+        return _proved_only(rule, seed, how)
+    from emerge.execute.options import Options
+
+    device = str(Options(device=how.device).torch_device())
     matches = elements = moved = 0
     moving = moves_only(rule)
-    for side in sides:
-        found = instances(side, seed, count)
+    for side in _sides(rule):
+        found = instances(side, seed, how.samples)
         if not found:
             return Refusal(rule.name, False, "no term that matches its left side could be made")
-        test = _Test(rule, found, seed)
+        test = _Test(rule, found, seed, device)
         outcome = test.run()
         if isinstance(outcome, Refusal):
             return outcome
@@ -87,20 +113,21 @@ def certify_rule(rule: EqualityRule, seed: int = 0, count: int = INSTANCES) -> E
         if moving:
             shown = test.moved()
             moving, moved = shown >= MIN_MATCHES, moved + shown
-    proof = prove(rule)
+    proof = prove(rule, how.smt_seconds)
     if proof.refuted:
         return Refusal(rule.name, True, proof.reason)
     if moving and not proof.holds:
         method = f"{METHOD}, {moved} pairs of terms"
-        return _certificate(rule, "proved", matches, elements, method, seed)
-    return _certificate(rule, "proved" if proof.holds else "tested", matches, elements, proof.reason, seed)
+        return _certificate(rule, "proved", matches, elements, method, seed, device)
+    evidence = "proved" if proof.holds else "tested"
+    return _certificate(rule, evidence, matches, elements, proof.reason, seed, device)
 
 
-def _proved_only(rule: EqualityRule, seed: int) -> EqualityCertificate | Refusal:
+def _proved_only(rule: EqualityRule, seed: int, how: Validation) -> EqualityCertificate | Refusal:
     """A rule from equalities: no random values satisfy them, so nothing but a proof shows it."""
-    proof = prove(rule)
+    proof = prove(rule, how.smt_seconds)
     if proof.holds:
-        return _certificate(rule, "proved", 0, 0, proof.reason, seed)
+        return _certificate(rule, "proved", 0, 0, proof.reason, seed, "cpu")
     if proof.refuted:
         return Refusal(rule.name, True, proof.reason)
     return Refusal(
@@ -110,15 +137,40 @@ def _proved_only(rule: EqualityRule, seed: int) -> EqualityCertificate | Refusal
 
 
 def _certificate(
-    rule: EqualityRule, evidence: str, matches: int, elements: int, method: str, seed: int
+    rule: EqualityRule, evidence: str, matches: int, elements: int, method: str, seed: int, device: str
 ) -> EqualityCertificate:
     from importlib.metadata import version
 
     import torch
 
     return EqualityCertificate(
-        rule.name, rule.hash, evidence, matches, elements, method, seed, str(torch.__version__), version("egglog")
+        rule.name, rule.hash, evidence, matches, elements, method, seed, str(torch.__version__), version("egglog"),
+        device,
     )
+
+
+def confirm(
+    rule: EqualityRule, pool: Sequence[npt.NDArray[np.float64]], seed: int = 0, count: int = 2 * MIN_MATCHES
+) -> int | Refusal:
+    """Tries a certified rule with operands cut out of given rows of values; compared elements, or why it does not hold."""
+    elements = 0
+    for side in _sides(rule):
+        outcome = _Test(rule, instances(side, seed + 1, count), seed, pool=pool).run()
+        if isinstance(outcome, Refusal):
+            return outcome
+        elements += outcome[1]
+    if not elements:
+        return Refusal(rule.name, False, "has no value on them")
+    return elements
+
+
+def _sides(rule: EqualityRule) -> list[EqualityRule]:
+    """A rule in both its directions: each side is the left side of a rewrite of its own."""
+    if not rule.reverse:
+        return [rule]
+    left, right = rule.unions[0]
+    assert isinstance(right, App)
+    return [rule, replace(rule, patterns=(("", right),), unions=((right, left),))]
 
 
 class _Failed(Exception):
@@ -128,8 +180,11 @@ class _Failed(Exception):
 class _Test:
     """One rule alone on its instances."""
 
-    def __init__(self, rule: EqualityRule, found: list[Instance], seed: int) -> None:
-        self.rule, self.found, self.seed = rule, found, seed
+    def __init__(
+        self, rule: EqualityRule, found: list[Instance], seed: int, device: str = "cpu",
+        pool: Sequence[npt.NDArray[np.float64]] = (),
+    ) -> None:  # fmt: skip
+        self.rule, self.found, self.seed, self.device, self.pool = rule, found, seed, device, pool
         self.seen: set[int] = set()
         self.classes = Classes()
         self.leaves = {n: x for i in found for n, x in i.leaves.items()}
@@ -137,6 +192,8 @@ class _Test:
 
     def run(self) -> tuple[int, int] | Refusal:
         """Matches and compared elements, or why the rule is refused."""
+        import torch
+
         try:
             classes, matches = self.saturate()
         except _Failed as exc:
@@ -144,7 +201,9 @@ class _Test:
         self.classes = classes
         elements = 0
         for k, kind in enumerate(DRAWS):
-            wrong = self.check(classes, self.draw(kind, k))
+            drawn = self.draw(kind, k)
+            with torch.device(self.device):  # ranges are made where the operands are
+                wrong = self.check(classes, drawn)
             if isinstance(wrong, Refusal):
                 return wrong
             elements += wrong
@@ -201,7 +260,10 @@ class _Test:
         out = {}
         for n, (_, shape) in self.leaves.items():
             if n in self.indices:
-                out[n] = leaf(torch.randint(0, self.indices[n], shape, generator=generator).to(torch.float64))
+                out[n] = leaf(torch.randint(0, self.indices[n], shape, generator=generator).to(self.device, torch.float64))
+                continue
+            if self.pool:
+                out[n] = leaf(self.cut_out(rng, shape).to(self.device))
                 continue
             x = torch.randn(shape, generator=generator, dtype=torch.float64) * 2
             if kind == "integers":
@@ -215,10 +277,18 @@ class _Test:
                 x = x * rng.choice((1e6, 1e30))
             elif kind == "unit":
                 x = torch.rand(shape, generator=generator, dtype=torch.float64)
-            out[n] = leaf(x)
+            out[n] = leaf(x.to(self.device))
             if kind == "holes":  # a variable stands for any tensor, also for one that is undefined somewhere
-                out[n] = replace(out[n], undefined=torch.rand(shape, generator=generator) < 0.2)
+                out[n] = replace(out[n], undefined=torch.rand(shape, generator=generator).to(self.device) < 0.2)
         return out
+
+    def cut_out(self, rng: random.Random, shape: tuple[int, ...]) -> Any:
+        """A tensor of some shape from a place of one of the rows of values."""
+        import torch
+
+        row = self.pool[rng.randrange(len(self.pool))]
+        wanted = int(np.prod(shape))
+        return torch.from_numpy(np.resize(np.roll(row, -rng.randrange(row.size)), wanted).reshape(shape).copy())
 
     def check(self, classes: Classes, drawn: dict[int, Value]) -> int | Refusal:
         """Evaluates every term; compared elements, or the first difference."""

@@ -44,7 +44,7 @@ class Ext(NamedTuple):
     real: Any
 
 
-def prove(rule: EqualityRule) -> Proof:
+def prove(rule: EqualityRule, seconds: float = TIMEOUT_MS / 1000) -> Proof:
     """Proves a rule whose terms are pointwise; other rules are neither proved nor refuted."""
     terms = [t for _, t in rule.patterns] + [t for pair in rule.unions for t in pair] + [t for _, t in rule.lets]
     for term in terms:
@@ -70,7 +70,7 @@ def prove(rule: EqualityRule) -> Proof:
     except (NotPointwise, RecursionError):
         return Proof()
     solver = z3.Solver()
-    solver.set("timeout", TIMEOUT_MS)
+    solver.set("timeout", max(1, int(seconds * 1000)))
     solver.add(*symbols.assumptions, *symbols.axioms())
     solver.add(z3.Not(z3.And(*claims)))
     answer = solver.check()

@@ -456,7 +456,7 @@ class Filler:
         if want is not None and len(want) != 1:
             raise Retry
         kind = str(self.scalar(a[0], lambda: self.rng.choice(("int", "float"))))
-        start = self.scalar(a[1], lambda: self.rng.choice((0, 0, 1, 3)))
+        start = self.scalar(a[1], lambda: self.rng.choice((0, 0, 1, 3, -2)))
         step = self.scalar(a[2], lambda: self.rng.choice((1, 1, 2)))
         n = self.scalar(a[3], lambda: self.size() if want is None or want[0] is None else want[0])
         return Ground(f"(Range {string_text(kind)} {start} {step} {n})", (n,))

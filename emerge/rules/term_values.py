@@ -69,7 +69,7 @@ def leaf(number: Any) -> Value:
     """A tensor as given."""
     import torch
 
-    never = torch.zeros(number.shape, dtype=torch.bool)
+    never = torch.zeros_like(number, dtype=torch.bool)
     return Value(number, never, never, number.abs())
 
 
@@ -292,7 +292,7 @@ def _error_size(body: str, args: Sequence[Value], value: Any) -> tuple[Any, Any]
     import torch
 
     function = _function(body)
-    size, known = value.abs(), torch.ones(value.shape, dtype=torch.bool)
+    size, known = value.abs(), torch.ones_like(value, dtype=torch.bool)
     for k, a in enumerate(args):
         step = torch.where(torch.isfinite(a.number), STEP * a.size, torch.zeros_like(a.size))
         moved = function(*[b.number + step if j == k else b.number for j, b in enumerate(args)]).to(torch.float64)

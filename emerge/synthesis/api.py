@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 
+from emerge.algebra.rulefile import App, EqualityRule, rules_of
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering, Tensor
 from emerge.graph.model import is_floating
 from emerge.relate.derive import Derivation, Problem
-from emerge.rules.equalities import EqualityCertificate
-from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, proposals, reverse
-from emerge.synthesis.store import Store, validate
-from emerge.synthesis.values import Executed, Matching, distinct, match
+from emerge.rules.certify import Refusal
+from emerge.rules.equalities import VALIDATION, EqualityCertificate, Validation, confirm
+from emerge.synthesis.exchange import laws
+from emerge.synthesis.generalise import Proposal, Side, inner, is_instance, of_law, proposals, reverse, stands_for
+from emerge.synthesis.implied import implied
+from emerge.synthesis.places import Operators, places
+from emerge.synthesis.sketches import casts
+from emerge.synthesis.store import Store, as_rule, validate
+from emerge.synthesis.terms import constructors
+from emerge.synthesis.values import Executed, Matching, alike, distinct, match
 from emerge.util.errors import EmergeError
 
 #: So many implementation tensors are tried for a reference tensor, and so many reference tensors in a round.
 MOST_PARTNERS, MOST_GOALS = 4, 200
+#: So many reference tensors whose values an implementation tensor holds are taken apart in a round, and so many places of
+#: neighbouring operators.
+MOST_APART, MOST_PLACES = 8, 40
+#: A rule that matches at one place is confirmed on at least so many other tensors.
+LEAST_OTHERS = 3
 
 
 @dataclass
@@ -42,30 +56,41 @@ class Synthesiser:
     """Looks for rules over several rounds of one pair; keeps what was tried.
 
     Args:
-        stores: where rules go. known: names of rules that are loaded already.
-        seconds: budget over all rounds.
+        store: where rules go. known: names of rules that are loaded already; ``loaded``: those that are used, from ``files``.
+        seconds: budget over all rounds, of this process's time on a processor, so that what is found does not depend on
+            what else the machine does. left: seconds left of the pair's own limit.
     """
 
-    def __init__(self, stores: Sequence[Store], known: Iterable[str], seconds: float, seed: int = 0) -> None:
-        self.stores, self.known, self.seed = stores, set(known), seed
-        self.deadline = time.monotonic() + seconds
+    def __init__(
+        self, store: Store, known: Iterable[str], seconds: float, seed: int = 0, loaded: Sequence[EqualityRule] = (),
+        validation: Validation = VALIDATION, left: Callable[[], float | None] = lambda: None,
+        files: Sequence[Path] = (),
+    ) -> None:  # fmt: skip
+        self.left, self.files = left, tuple(files)
+        self.store, self.known, self.seed, self.loaded = store, set(known), seed, list(loaded)
+        self.validation = validation
+        self.executed: Executed | None = None
+        self.apart: set[str] = set()
+        self.deadline = time.process_time() + seconds
         self.seconds = seconds
         self.tried: set[str] = set()
         self.fresh: list[Proposal] = []
+        self.kept: list[Proposal] = []
 
     def out_of_time(self) -> bool:
         """Whether the budget is spent."""
-        return time.monotonic() > self.deadline
+        return time.process_time() > self.deadline or self.left() == 0.0
 
     def round(self, problem: Problem, derivation: Derivation) -> Synthesis:
         """New rules for the tensors at which the derivation stopped."""
         result = Synthesis()
         self.fresh = []
         try:
-            executed = Executed(problem, derivation, self.seed)
+            executed = Executed(problem, derivation, self.seed, self.executed, self.validation.device)
         except EmergeError as exc:
             result.stopped = f"the pair cannot be executed for synthesis ({exc.message})"
             return result
+        self.executed = executed
         ref, imp = _sides(derivation, executed)
         partners = _Partners(imp)
         above: set[int] = set()
@@ -83,7 +108,57 @@ class Synthesiser:
             result.matched += bool(found)
             if any(self.settle(ref, imp, goal, partner, matching, result) for partner, matching in found):
                 above.add(goal.id)
+        if not result.rules and not self.out_of_time():
+            self.take_apart(ref, imp, partners, derivation, result)
         return result
+
+    def take_apart(
+        self, ref: Side, imp: Side, partners: _Partners, derivation: Derivation, result: Synthesis
+    ) -> None:
+        """Laws of exchange for the operators behind tensors that hold the same values on both sides."""
+        sides = {1: Operators(ref.low), 2: Operators(imp.low)}
+        count = 0
+        for goal in _goals(ref, derivation):
+            partner = partners.like(ref, goal)
+            if partner is None:
+                continue
+            count += 1
+            if count > MOST_APART:
+                return
+            for side, start in ((ref, goal), (imp, partner)):
+                self.exchange(side, sides[side.number], start, result)
+                if self.out_of_time():
+                    return
+
+    def exchange(self, side: Side, ops: Operators, start: Tensor, result: Synthesis) -> None:
+        """Laws of exchange for the operators behind one tensor."""
+        found = [p for p in islice(places(ops, start, side.is_aligned, self.loaded), MOST_PLACES) if p.key not in self.apart]
+        heads: dict[str, App] = {}
+        for place in found:
+            for term in (place.term, place.inner):
+                heads.setdefault(term.op if not term.op.startswith("Map") else str(term.args[0]), term)
+        for place in found:
+            if place.key in self.apart or self.out_of_time():
+                continue
+            self.apart.add(place.key)
+            others = [h for h in heads.values() if h.op not in (place.term.op, place.inner.op)]
+            for law in laws(place, others, lambda: not self.out_of_time()):
+                proposal = of_law(law)
+                if self.undoes(proposal) or self.follows(proposal):
+                    break  # it would undo what a rule does, or say it again
+                if self.accept(proposal, result):
+                    break
+
+    def follows(self, proposal: Proposal) -> bool:
+        """Whether the rules so far make both sides of a proposal equal anyway."""
+        files = [*self.files, *([self.store.path] if self.store.path.exists() else [])]
+        return bool(self.files) and implied(as_rule(proposal), files, self.seed)
+
+    def undoes(self, proposal: Proposal) -> bool:
+        """Whether a rule rewrites the right side of a proposal to its left side."""
+        known = [(p.left, p.right) for p in self.kept]
+        known += [(r.patterns[0][1], r.unions[0][1]) for r in self.loaded if len(r.patterns) == len(r.unions) == 1]
+        return any(stands_for((left, right), (proposal.right, proposal.left)) for left, right in known)
 
     def settle(
         self, ref: Side, imp: Side, goal: Tensor, partner: Tensor, matching: Matching, result: Synthesis
@@ -109,16 +184,32 @@ class Synthesiser:
         if proposal.canonical in self.tried or proposal.name in self.known:
             return False  # what is loaded already did not help
         self.tried.add(proposal.canonical)
-        found = validate(proposal)
+        if casts(proposal.left) != casts(proposal.right):
+            result.refused.append((proposal.meaning, "drops a conversion to another type, which rounds"))
+            return False
+        found = validate(proposal, self.seed, self.validation)
         if not isinstance(found, EqualityCertificate):
             result.refused.append((proposal.meaning, found.reason))
             return False
         self.known.add(proposal.name)
         self.fresh.append(proposal)
-        for store in self.stores:
-            store.add(proposal.text(), found)
+        self.kept.append(proposal)
+        self.store.add(proposal.text(), found)
         result.rules.append(proposal.name)
         return True
+
+    def size(self, name: str) -> int:
+        """Operators of a rule."""
+        return next((len(list(constructors(p.left))) for p in self.kept if p.name == name), 0)
+
+    def confirm(self, name: str) -> str:
+        """Tries a rule on values of the pair's tensors that stand elsewhere; why it does not hold there, or ""."""
+        (rule,) = [r for r in rules_of(self.store.path) if r.name == name]
+        pool = self.executed.pool() if self.executed is not None else []
+        if len(pool) < LEAST_OTHERS:
+            return f"the pair has {len(pool)} tensors to confirm it on, and at least {LEAST_OTHERS} are needed"
+        found = confirm(rule, pool, self.seed)
+        return f"it {found.reason}" if isinstance(found, Refusal) else ""
 
 
 def _sides(derivation: Derivation, executed: Executed) -> tuple[Side, Side]:
@@ -190,6 +281,16 @@ class _Partners:
             if values is not None and values[0][0].size:
                 low, high = min(float(v.min()) for v in values[0]), max(float(v.max()) for v in values[0])
                 self.known.append((low, high, tensor, values))
+
+    def like(self, ref: Side, goal: Tensor) -> Tensor | None:
+        """One without alignment that holds the same numbers, in any places and any number of times."""
+        values = ref.executed.of(ref.number, goal.id)
+        if values is None:
+            return None
+        for _, _, tensor, other in self.known:
+            if not self.imp.is_aligned(tensor) and alike(values, other):
+                return tensor
+        return None
 
     def of(self, ref: Side, goal: Tensor) -> list[tuple[Tensor, Matching]]:
         """Those that hold the values of a reference tensor, the most alike in depth first."""

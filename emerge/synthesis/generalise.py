@@ -22,6 +22,7 @@ from emerge.algebra.encode import rational as rational_text
 from emerge.algebra.rulefile import CONSTRUCTORS, App, Lit, Term, Var, rational
 from emerge.facts.lower import Lowering, Tensor
 from emerge.rules.term_values import NoValue, place
+from emerge.synthesis.exchange import Law
 from emerge.synthesis.terms import (
     LAYOUT,
     POINTWISE,
@@ -29,6 +30,7 @@ from emerge.synthesis.terms import (
     TooLarge,
     bare,
     cheapest,
+    condition,
     constants,
     constructors,
     cut,
@@ -77,29 +79,34 @@ class Proposal:
     Attributes:
         canonical: both sides with variables named in order; equal for rules that differ in names only.
         left, right: terms over the same variables.
+        when: side conditions.
     """
 
     left: Term
     right: Term
     canonical: str
+    when: tuple[Term, ...] = ()
 
     @property
     def name(self) -> str:
         """A name that only this rule has."""
         words = [w for w in re.findall(r'Map\d "([a-z_]+)', write(self.left)) if w not in ("mul", "add")]
+        words = words or [c.lower() for c in constructors(self.left) if not c.startswith("Map")]
         head = "-".join(["synth", *words[:2]]).replace("_", "-")
         return f"{head}-{hashlib.sha256(self.canonical.encode()).hexdigest()[:8]}"
 
     @property
     def meaning(self) -> str:
         """The equation."""
-        return f"{bare(formula(self.left))} = {bare(formula(self.right))}"
+        when = f" where {', '.join(map(condition, self.when))}" if self.when else ""
+        return f"{bare(formula(self.left))} = {bare(formula(self.right))}{when}"
 
     def text(self) -> str:
         """The rule as it stands in a file."""
         return (
             f"; @meaning {self.meaning}\n(rewrite {write(self.left)}\n  {write(self.right)}\n"
-            f'  :ruleset algebra :name "{self.name}")\n'
+            f'  {f":when ({chr(32).join(map(write, self.when))}) " if self.when else ""}'
+            f':ruleset algebra :name "{self.name}")\n'
         )
 
 
@@ -305,8 +312,13 @@ def _proposal(one: _Cut, other: _Cut, names: dict[str, str], general: bool) -> P
     return _proposed(left, right)
 
 
-def _proposed(left: App, right: Term) -> Proposal:
-    return Proposal(left, right, f"{write(left)} => {write(right)}")
+def _proposed(left: App, right: Term, when: tuple[Term, ...] = ()) -> Proposal:
+    return Proposal(left, right, " ".join([f"{write(left)} => {write(right)}", *map(write, when)]), when)
+
+
+def of_law(law: Law) -> Proposal:
+    """A law of exchange as a proposal."""
+    return _proposed(law.left, law.right, law.when)
 
 
 def inner(proposal: Proposal) -> Proposal | None:
@@ -358,6 +370,13 @@ def reverse(proposal: Proposal) -> Proposal | None:
 
 def is_instance(proposal: Proposal, rule: Proposal) -> bool:
     """Whether a rule says what a proposal says, once terms are put for its variables."""
+    return (not rule.when or rule.when == proposal.when) and stands_for(
+        (rule.left, rule.right), (proposal.left, proposal.right)
+    )
+
+
+def stands_for(patterns: Sequence[Term], terms: Sequence[Term]) -> bool:
+    """Whether terms put for the variables of the patterns give the terms."""
     put: dict[str, Term] = {}
 
     def fits(pattern: Term, term: Term) -> bool:
@@ -368,7 +387,7 @@ def is_instance(proposal: Proposal, rule: Proposal) -> bool:
             return alike and all(map(fits, pattern.args, term.args))
         return pattern == term
 
-    return fits(rule.left, proposal.left) and fits(rule.right, proposal.right)
+    return all(map(fits, patterns, terms))
 
 
 def _variables(term: Term) -> Iterator[str]:

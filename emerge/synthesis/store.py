@@ -14,8 +14,9 @@ from typing import Any
 from emerge.algebra.rulefile import EqualityRule, egg_files, rules_of, shipped_files
 from emerge.rules.certificates import read_refuted, read_shipped, read_shipped_equalities, write_cached, write_shipped
 from emerge.rules.certify import Refusal
-from emerge.rules.equalities import EqualityCertificate, certify_rule
+from emerge.rules.equalities import VALIDATION, EqualityCertificate, Validation, certify_rule
 from emerge.synthesis.generalise import Proposal
+from emerge.synthesis.terms import write
 from emerge.util.errors import InputError, RuleError
 from emerge.util.resources import resource_dir
 
@@ -28,16 +29,25 @@ HEADER = """; Rules that Emerge synthesised: executed values proposed them, the 
 """
 
 
-def validate(proposal: Proposal, seed: int = 0) -> EqualityCertificate | Refusal:
-    """Tests a proposal like a rule of a user's file."""
+def as_rule(proposal: Proposal) -> EqualityRule:
+    """A proposal read back from the text that it has in a file.
+
+    Raises:
+        RuleError: it is no rule.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         path.write_text(proposal.text(), encoding="utf-8")
-        try:
-            (rule,) = rules_of(path)
-        except RuleError as exc:
-            return Refusal(proposal.name, False, exc.message)
-    return certify_rule(rule, seed)
+        (rule,) = rules_of(path)
+    return rule
+
+
+def validate(proposal: Proposal, seed: int = 0, how: Validation = VALIDATION) -> EqualityCertificate | Refusal:
+    """Tests a proposal like a rule of a user's file."""
+    try:
+        return certify_rule(as_rule(proposal), seed, how)
+    except RuleError as exc:
+        return Refusal(proposal.name, False, exc.message)
 
 
 class Store:
@@ -66,6 +76,21 @@ class Store:
         except OSError as exc:
             message = f"the synthesised rules cannot be written ({exc}); choose another folder"
             raise InputError(message, str(self.folder)) from None
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Drops all rules but some."""
+        if self.path.exists():
+            rules = [rule for rule in rules_of(self.path) if rule.name in names]
+            _replace(self.path, HEADER + "".join(map(rule_text, rules)))
+            kept = {name: c for name, c in self.certificates().items() if name in names}
+            _replace(self.folder / CERTIFICATES, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+    def copy(self, to: Store, names: Sequence[str]) -> None:
+        """Adds some of the rules, with their certificates, to another folder."""
+        known = self.certificates()
+        for rule in rules_of(self.path) if self.path.exists() else ():
+            if rule.name in names:
+                to.add(rule_text(rule), EqualityCertificate(law=rule.name, **known[rule.name]))
 
     def certificates(self) -> dict[str, Any]:
         """What stands in the file of certificates, by rule."""
@@ -156,4 +181,10 @@ def _keep(texts: Sequence[str], to: Path | None) -> tuple[Path, str]:
 
 def rule_text(rule: EqualityRule) -> str:
     """A rule as it stands in a file."""
-    return f"; @meaning {rule.meaning}\n{rule.text}\n"
+    text = rule.text
+    for at in (":when", ":ruleset"):
+        text = text.replace(f" {at} ", f"\n  {at} ", 1)
+    left = f"(rewrite {write(rule.patterns[0][1])} " if rule.patterns else ""
+    if left and text.startswith(left):
+        text = f"{left.rstrip()}\n  {text[len(left):]}"
+    return f"; @meaning {rule.meaning}\n{text}\n"

@@ -183,8 +183,32 @@ def formula(term: Term) -> str:
         return f"({_constant(a[0])} {sign} {formula(a[1])})"
     if term.op in LAYOUT:
         return f"{term.op.lower()}({bare(formula(a[0]))})"
+    if term.op not in CONSTRUCTORS:
+        return number(term)
     inner = [bare(formula(x)) for x in a if vector(x) is None]
     return f"{term.op.lower()}({', '.join(inner)})"
+
+
+_ARITHMETIC = {"+": "+", "-": "-", "*": "*", "=": "=", "!=": "!=", "<=": "<=", ">=": ">=", "<": "<", ">": ">"}
+
+
+def number(term: Term) -> str:
+    """An expression over sizes and dimensions for people."""
+    if isinstance(term, Lit):
+        return str(term.value)
+    if not isinstance(term, App):
+        return write(term)
+    a = [number(x) for x in term.args]
+    if term.op == "vec-get":
+        return f"{a[0]}[{a[1]}]"
+    if term.op in _ARITHMETIC and len(a) == 2:
+        return f"{a[0]} {_ARITHMETIC[term.op]} {a[1]}" if term.op not in "+-*" else f"({a[0]} {term.op} {a[1]})"
+    return f"{term.op}({', '.join(a)})"
+
+
+def condition(term: Term) -> str:
+    """A side condition for people."""
+    return number(term)
 
 
 def bare(text: str) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from emerge.execute.options import Options
 from emerge.execute.shrink import Shrinker
-from emerge.execute.trial import Draw, draw_inputs, run_both
+from emerge.execute.trial import Draw, Run, draw_inputs, run_both
 from emerge.relate.derive import Derivation, Problem
 from emerge.rules.bodies import NotEvaluable
 from emerge.rules.lowered import Lowered, Values
@@ -28,17 +28,29 @@ LEAST, MOST = 4, 1 << 17
 class Executed:
     """Values of lowered tensors: side 1 has one rank, side 2 those of the mesh.
 
+    Args:
+        before: values of an earlier derivation of the same pair; both sides are not executed again. device: where they are.
+
     Raises:
         EmergeError: the pair cannot be executed (:mod:`emerge.execute`).
     """
 
-    def __init__(self, problem: Problem, derivation: Derivation, seed: int = 0) -> None:
+    def __init__(
+        self, problem: Problem, derivation: Derivation, seed: int = 0, before: Executed | None = None,
+        device: str = "auto",
+    ) -> None:  # fmt: skip
         setup = Shrinker(problem, derivation).captured()
         lowered = Lowered(derivation.base)
         self.runs: list[dict[int, Values]] = []
-        for k in SEEDS:
-            draw = Draw(seed * 1000 + k, scale=1.0)
-            run = run_both(setup, draw_inputs(setup, draw), draw, Options(), keep="all")
+        self.problem = problem
+        self.made: list[Run] = []
+        if before is not None and before.problem is problem:
+            self.made = before.made
+        else:
+            for k in SEEDS:
+                draw = Draw(seed * 1000 + k, scale=1.0)
+                self.made.append(run_both(setup, draw_inputs(setup, draw), draw, Options(device=device), keep="all"))
+        for run in self.made:
             self.runs.append(
                 {
                     1: Values(lowered, derivation.reference, problem.reference, [run.reference]),
@@ -55,6 +67,16 @@ class Executed:
         if key not in self._memo:
             self._memo[key] = self._read(side, tensor)
         return self._memo[key]
+
+    def pool(self) -> list[Array]:
+        """Floating values of the nodes on the first draw, each in a row; of those with the same values one."""
+        found: dict[bytes, Array] = {}
+        for value in (*self.made[0].reference.values(), *self.made[0].ranks[0].values()):
+            if hasattr(value, "is_floating_point") and value.is_floating_point() and LEAST <= value.numel() <= MOST:
+                row = value.detach().cpu().double().numpy().ravel()
+                if np.isfinite(row).all() and np.unique(row).size >= LEAST:
+                    found.setdefault(np.sort(row.astype(np.float32)).tobytes(), row)
+        return list(found.values())
 
     def _read(self, side: int, tensor: int) -> list[list[Array]] | None:
         out = []
@@ -131,3 +153,23 @@ def match(reference: list[list[Array]], implementation: list[list[Array]]) -> Ma
     same = len(places) == 1 and reference[0][0].shape == implementation[0][0].shape
     made = Matching(tuple(places), same and bool((places[0] == np.arange(flat.size)).all()))
     return made if made.carries(reference, implementation) else None
+
+
+def alike(reference: list[list[Array]], implementation: list[list[Array]]) -> bool:
+    """Whether both hold the same numbers on every draw, wherever they lie and however often; too few say nothing."""
+    for (whole,), parts in zip(reference, implementation):
+        one, other = np.unique(whole), np.unique(np.concatenate([p.ravel() for p in parts]))
+        if one.size < LEAST * 2 or other.size < LEAST * 2:
+            return False
+        limit = AGREE * float(np.abs(one).max())
+        if not (_near(one, other, limit) and _near(other, one, limit)):
+            return False
+    return True
+
+
+def _near(ordered: Array, wanted: Array, limit: float) -> bool:
+    """Whether every wanted number is close to one of the ordered ones."""
+    right = np.clip(np.searchsorted(ordered, wanted), 0, ordered.size - 1)
+    left = np.clip(right - 1, 0, ordered.size - 1)
+    nearest = np.minimum(np.abs(ordered[left] - wanted), np.abs(ordered[right] - wanted))
+    return bool((nearest <= limit).all())

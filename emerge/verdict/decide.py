@@ -14,6 +14,7 @@ from emerge.relate.statement import CONSTANT, Statement
 from emerge.util.errors import BudgetExceeded, ExecutionError
 from emerge.verdict.coverage import node_coverage
 from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, execution_finding, frontier_findings
+from emerge.verdict.precision import precision_findings
 from emerge.verdict.types import (
     EQUIVALENT,
     EVIDENCE,
@@ -65,6 +66,7 @@ def decide(
     if derivation.claims and not unproved and not unusable and not ambiguities:
         result.verdict = EQUIVALENT
         result.evidence = max((evidence[g] for g in proved), key=EVIDENCE.index)
+        result.findings = precision_findings(structure)
         return result
     refutation: RefutationResult | None = None
     if unproved or unusable:
@@ -77,6 +79,7 @@ def decide(
     else:
         _unknown(result, structure, unproved, unusable, refutation, ambiguities)
     _diagnose(result.findings, derivation)
+    result.findings += precision_findings(structure)
     return result
 
 

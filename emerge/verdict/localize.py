@@ -296,6 +296,10 @@ def diverging_finding(structure: Structure, divergence: DivergenceLike, output: 
         f"executed values of reference node {left} and {right} differ while their operands agree "
         f"(seen at output {output!r})"
     )
+    near = [] if families or made_by else _nearest(structure, ops)
+    if near:
+        nearest = structure.node(IMPLEMENTATION, near[0])
+        message += f"; nearest is {near[0]!r}" + (f" ({nearest.op})" if nearest is not None else "")
     if made_by:
         cause = structure.node(IMPLEMENTATION, made_by[0])
         message += f"; what differs comes from {made_by[0]!r}" + (f" ({cause.op})" if cause is not None else "")
@@ -305,11 +309,18 @@ def diverging_finding(structure: Structure, divergence: DivergenceLike, output: 
         message,
         [reference, *divergence.also],
         structure.source(REFERENCE, reference),
-        [f"{r}:{n}" for nodes in (divergence.cause, implementation) for r, n in sorted(nodes.items())],
-        next((s for f in (*made_by, *families) if (s := structure.source(IMPLEMENTATION, f))), None),
+        [f"{r}:{n}" for nodes in (divergence.cause, implementation) for r, n in sorted(nodes.items())]
+        + [m for n in near for m in structure.members(n)],
+        next((s for f in (*made_by, *families, *near) if (s := structure.source(IMPLEMENTATION, f))), None),
         found="; ".join(dict.fromkeys(texts)) or None,
         expected=f"an implementation value aligned with {reference!r}",
     )
+
+
+def _nearest(structure: Structure, ops: Iterable[int]) -> list[str]:
+    """Implementation nodes that use what the operands of reference operators are aligned to."""
+    found = [structure.node_name(IMPLEMENTATION, o) for op in ops for o in structure.counterparts(op)]
+    return [n for n in dict.fromkeys(found) if n][:1]
 
 
 def execution_finding(structure: Structure, kind: str, message: str, nodes: Iterable[tuple[int, str]]) -> Finding:

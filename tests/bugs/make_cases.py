@@ -1,7 +1,6 @@
 """Writes the bug corpus: per row a right and a wrong twin as case directories, and what should come out of each.
 
-Run ``python tests/bugs/make_cases.py``; a test checks that the committed files are what this makes. Sizes are pairwise
-different and never 1 where the bug allows it, so that no axis can be mistaken for another.
+Run it after a change; a test compares. Sizes are pairwise different and never 1 where the bug allows it: axes differ.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ if __name__ == "__main__":
 
 import attention_rows
 import layer_rows
+import precision_rows
 from bug_rows import INT64, Row, linear
 from support.build import (
     DType,
@@ -466,6 +466,7 @@ ROWS = [
     CTL_07,
     *attention_rows.ROWS,
     *layer_rows.ROWS,
+    *precision_rows.ROWS,
 ]
 
 

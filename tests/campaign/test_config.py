@@ -46,6 +46,18 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
     assert second.ignore[0].issue == "#3"
 
 
+def test_how_rules_are_validated(tmp_path: Path) -> None:
+    found = campaign(
+        tmp_path,
+        "campaign: demo\nvalidate: {device: cpu, samples: 96}\npairs:\n"
+        + PAIR
+        + "  - {id: other, reference: ref.json, implementation: impl, relations: auto, validate: {smt_seconds: 1}}\n",
+    )
+    first, second = (p.validation for p in found.pairs)
+    assert (first.device, first.samples, first.smt_seconds) == ("cpu", 96, 5.0)
+    assert (second.device, second.samples, second.smt_seconds) == ("cpu", 96, 1.0)
+
+
 def test_the_hash_depends_on_content_not_on_layout(tmp_path: Path) -> None:
     plain = campaign(tmp_path, "campaign: a\npairs:\n" + PAIR).config_hash
     assert campaign(tmp_path, "# words\npairs:\n" + PAIR + "campaign: a\n").config_hash == plain
@@ -92,6 +104,10 @@ def test_cases_expand_environment_variables(tmp_path: Path, monkeypatch: pytest.
         ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relations:\n      w: {of: v}\n", 5, "either 'is' or"),
         ("pairs:\n  - reference: ref.json\n    implementation: impl\n    relations: auto\n    ignore: [{finding: A}]\n", 5, "say why"),  # noqa: E501
         ("seed: 1\nseed: 2\npairs:\n" + PAIR, 2, "stands twice (first in line 1)"),
+        ("validate: {samples: 3}\npairs:\n" + PAIR, 1, "at least 24 for 'samples'"),
+        ("validate: {smt_seconds: 0}\npairs:\n" + PAIR, 1, "a number > 0 for 'smt_seconds'"),
+        ("validate: {device: tpu}\npairs:\n" + PAIR, 1, "expected one of auto, cpu, cuda"),
+        ("validate: cuda\npairs:\n" + PAIR, 1, "expected {device: auto"),
         ("pairs: [\n", 2, "not valid YAML"),
         ("pairs: !!python/object/apply:os.system ['true']\n", 1, "is not supported"),
         ("a: &x {b: 1}\npairs: *x\n", 1, "aliases|unknown key"),

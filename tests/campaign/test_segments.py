@@ -66,7 +66,7 @@ def compare(ranks: list[Graph], relations: Mapping[str, Any] = RELATIONS) -> Pai
 
 def test_equal_layers_are_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = compare(implementation())
-    assert (found.verdict, found.stats["segments"]) == ("EQUIVALENT", LAYERS + 1)
+    assert (found.verdict, found.stats["segments"]) == ("EQUIVALENT", LAYERS)
     assert found.stats["segments_reused"] >= LAYERS - 3
     monkeypatch.setattr(segments, "LEAST_CUTS", 100)
     whole = compare(implementation())

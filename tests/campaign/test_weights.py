@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from emerge.campaign.weights import weight_findings
 from emerge.graph.model import Graph, Input, Node, Ref
 
@@ -30,3 +32,13 @@ def test_weights_that_one_side_does_not_use_are_findings() -> None:
 
 def test_other_captures_say_nothing() -> None:
     assert weight_findings([graph(["a"], ["a"])], [graph(["a"], ["a"])]) == []
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 1), ("float32", 0), ("float64", 0)])
+def test_weight_rounded_when_it_is_loaded(dtype: str, count: int) -> None:
+    reference, implementation = graph(["a"], ["a"]), graph(["a"], ["a"])
+    reference.inputs[0].dtype, implementation.inputs[0].dtype = "float32", dtype
+    implementation.inputs[0].extra["loaded"] = [{"of": reference.inputs[0].label or reference.inputs[0].name}]
+    found = [f for f in weight_findings([reference], [implementation]) if f.kind == "PRECISION"]
+    assert len(found) == count
+    assert all("float32" in f.message and "bfloat16" in f.message for f in found)

@@ -24,10 +24,10 @@ def operators() -> Any:
     return operators()
 
 
-def windowed(q: Any, k: Any, v: Any) -> Any:
-    """Grouped attention over [batch, time, heads, size], query i sees keys i - 2 .. i."""
+def windowed(q: Any, k: Any, v: Any, window: int = 3) -> Any:
+    """Grouped attention over [batch, time, heads, size], query i sees keys i - window + 1 .. i."""
     i = torch.arange(T)
-    seen = (i[None] <= i[:, None]) & (i[None] > i[:, None] - 3)
+    seen = (i[None] <= i[:, None]) & (i[None] > i[:, None] - window)
     q, k, v = q.transpose(1, 2), *(x.transpose(1, 2).repeat_interleave(H // G, 1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * D**-0.5 + torch.where(seen, 0.0, float(torch.finfo(torch.float32).min))
     return (F.softmax(scores, -1) @ v).transpose(1, 2).reshape(B, T, H * D)
@@ -53,6 +53,25 @@ def packed(window: int = 3, scale: float = D**-0.5, starts: tuple[int, ...] = (0
 )
 def test_packed_attention(program: Any, verdict: str) -> None:
     reference = capture(windowed, HEADS, name="reference")
+    implementation = capture(program, tuple(x.flatten(0, 1) for x in HEADS), name="implementation")
+    result = emerge.compare(
+        reference, implementation, relations=dict.fromkeys("qkv", "b s h d ~ (b s) h d"),
+        outputs={str(reference.outputs[0]): "b s m ~ (b s) m"},
+    )  # fmt: skip
+    assert result.verdict == verdict, result.reason
+
+
+@pytest.mark.parametrize(("window", "verdict"), [(64, "EQUIVALENT"), (T, "EQUIVALENT"), (T - 1, "NOT_EQUIVALENT")])
+def test_window_of_the_whole_sequence(window: int, verdict: str) -> None:
+    """Executed constants show the mask as the causal one, and a window as long as the sequence hides nothing."""
+
+    def wide(q: Any, k: Any, v: Any) -> Any:
+        return windowed(q * torch.arange(1, D + 1).float().reciprocal(), k, v, 64)
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return packed(window)(q * (1.0 / torch.arange(1, D + 1)).float(), k, v)
+
+    reference = capture(wide, HEADS, name="reference")
     implementation = capture(program, tuple(x.flatten(0, 1) for x in HEADS), name="implementation")
     result = emerge.compare(
         reference, implementation, relations=dict.fromkeys("qkv", "b s h d ~ (b s) h d"),

@@ -55,6 +55,13 @@ WRONG = {
     "odd powers forget the sign": (
         '(rewrite (Map1 "powc#3" (Scale (bigrat (bigint -1) (bigint 1)) x)) (Map1 "powc#3" x))', "against"),
     "a factor of both sides of a comparison": ('(rewrite (Map2 "lt" (Scale c x) (Scale c y)) (Map2 "lt" x y))', "against"),
+    "rows shifted along themselves": (
+        '(rewrite (Along "softmax" "w" (Map2 "add" x (Place (Map2 "mul" (Place m es t) (Shift c y)) ds s)) d) '
+        '(Along "softmax" "w" (Map2 "add" x (Place (Map2 "mul" (Place m es t) y) ds s)) d) '
+        ":when ((>= (vec-get ds d) 0) (>= (vec-get es (vec-get ds d)) 0)))", "against"),
+    "rows shifted by a number that may be infinite": (
+        '(rewrite (Along "softmax" "w" (Map2 "add" x (Place m ds s)) d) (Along "softmax" "w" x d) '
+        ":when ((= (vec-get ds d) -1)))", "undefined"),
     "every function is linear": ("(rewrite (Map1 f (Scale c x)) (Scale c (Map1 f x)))", "against"),
     "every function commutes": ("(rewrite (Map2 f x y) (Map2 f y x))", "against"),
     "a function of a sum": ('(rewrite (Map1 f (Fold "sum" r x d s)) (Fold "sum" r (Map1 f x) d s))', "against"),

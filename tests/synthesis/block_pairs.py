@@ -112,3 +112,63 @@ def mlp_of_rank(reduce: bool) -> Any:
 
 MLP_INPUTS = (torch.zeros(6, 8), torch.zeros(8, 10), torch.zeros(8, 10), torch.zeros(10, 8))
 MLP_RELATIONS = {"x": "a b ~ a b", "gate": "a (tp b) ~ a b", "up": "a (tp b) ~ a b", "down": "(tp a) b ~ a b"}
+
+
+INVERSE = torch.zeros(4)
+QS = (torch.zeros(6, 3, 8), torch.zeros(6, 2, 8))
+
+
+def positional(q: Any, k: Any, inverse: Any) -> Any:
+    """Rotates queries and keys by angles computed for their positions, as Transformers does."""
+    angles = torch.arange(6)[:, None].float() * inverse[None]
+    both = torch.cat((angles, angles), -1)
+    cos, sin = both.cos()[:, None], both.sin()[:, None]
+
+    def rotated(x: Any) -> Any:
+        return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+
+    return torch.cat((rotated(q), rotated(k)), 1)
+
+
+def looked_up(base: int = 0, swapped: bool = False) -> Any:
+    """The same from a table of cosines and sines for more positions, a half at a time, as vLLM does."""
+
+    def program(q: Any, k: Any, inverse: Any) -> Any:
+        angles = torch.arange(20, dtype=torch.float32)[:, None] * inverse[None]
+        table = torch.cat((angles.cos(), angles.sin()), -1)
+        rows = table.index_select(0, torch.arange(base, 6 + base))
+        cos, sin = rows[:, :4][:, None], rows[:, 4:][:, None]
+        cos, sin = (sin, cos) if swapped else (cos, sin)
+
+        def rotated(x: Any) -> Any:
+            a, b = x[..., :4], x[..., 4:]
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+        return torch.cat((rotated(q), rotated(k)), 1)
+
+    return program
+
+
+SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0, -1.0, 1.0, 1.0, -1.0])
+
+
+class Signed(torch.nn.Module):
+    """Multiplies twice by weights that are signs: equal to its input for these weights only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signs = torch.nn.Parameter(SIGNS.clone())
+
+    def forward(self, x: Any) -> Any:
+        return x.exp() * self.signs * self.signs
+
+
+class Unsigned(torch.nn.Module):
+    """With the same weights, which it uses elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signs = torch.nn.Parameter(SIGNS.clone())
+
+    def forward(self, x: Any) -> Any:
+        return x.exp() + 0 * self.signs

@@ -16,6 +16,9 @@ import block_pairs as p  # noqa: E402
 import emerge  # noqa: E402
 from emerge.algebra.rulefile import rules_of  # noqa: E402
 from emerge.cli.main import run_main  # noqa: E402
+from emerge.rules.certify import Refusal  # noqa: E402
+from emerge.rules.equalities import confirm  # noqa: E402
+from emerge.util.errors import InputError  # noqa: E402
 
 RIGHT = [
     (p.swiglu, p.swiglu_written_out, (p.X, p.Y), 1),
@@ -23,12 +26,15 @@ RIGHT = [
     (p.gelu, p.gelu_factored, (p.X,), 1),
     (p.rotary, p.rotary_by_halves, (p.Q, p.ANGLES), 1),
     (p.two_layers, p.two_layers_of_tokens, (p.X, p.Y), 1),
+    (p.positional, p.looked_up(), (*p.QS, p.INVERSE), 3),
 ]
 WRONG = [
     (p.swiglu, p.swiglu_wrong, (p.X, p.Y)),
     (p.rms_norm, p.rms_norm_wrong, (p.X, p.W)),
     (p.gelu, p.gelu_wrong, (p.X,)),
     (p.rotary, p.rotary_wrong, (p.Q, p.ANGLES)),
+    (p.positional, p.looked_up(base=1), (*p.QS, p.INVERSE)),
+    (p.positional, p.looked_up(swapped=True), (*p.QS, p.INVERSE)),
 ]
 
 
@@ -94,6 +100,34 @@ def test_a_rule_that_holds_at_these_sizes_only_is_refused(tmp_path: Path) -> Non
     assert "= 8 * exp(x)' is refused: it makes" in note.message
 
 
+def test_a_rule_that_holds_for_the_weights_of_the_model_only_is_not_found(tmp_path: Path) -> None:
+    result = emerge.compare(p.Signed(), p.Unsigned(), inputs=(p.X,), base="minimal", synthesis=tmp_path / "rules")
+    assert result.verdict != "EQUIVALENT"
+    assert result.rules_synthesised == []
+    assert not (tmp_path / "rules").exists()
+
+
+def test_a_rule_of_one_place_is_confirmed_elsewhere(tmp_path: Path) -> None:
+    result = emerge.compare(p.swiglu, p.swiglu_written_out, inputs=(p.X, p.Y), base="minimal", synthesis=tmp_path)
+    (note,) = [f for f in result.findings if f.kind == "SYNTHESIS"]
+    assert "matches at one place of this pair only; it was confirmed on values of other tensors" in note.message
+    twice = emerge.compare(
+        p.two_layers, p.two_layers_of_tokens, inputs=(p.X, p.Y), base="minimal", synthesis=tmp_path / "more"
+    )
+    assert not [f for f in twice.findings if f.kind == "SYNTHESIS"]
+
+
+def test_a_rule_that_fails_on_values_of_the_pair_is_not_confirmed(tmp_path: Path) -> None:
+    import numpy as np
+
+    file = tmp_path / "rules.egg"
+    file.write_text('; @meaning relu(x) = x\n(rewrite (Map1 "relu" (Map1 "neg" x)) (Map1 "neg" x)\n'
+                    '  :ruleset algebra :name "clips")\n')  # fmt: skip
+    (rule,) = rules_of(file)
+    assert isinstance(confirm(rule, [np.linspace(-9, -1, 40)]), int), "these values do not show it"
+    assert isinstance(confirm(rule, [np.linspace(-1, 9, 40)]), Refusal)
+
+
 def test_sharded_implementations(tmp_path: Path) -> None:
     options = {"inputs": p.MLP_INPUTS, "relations": p.MLP_RELATIONS, "mesh": {"tp": 2}, "base": "minimal"}
     right = emerge.compare(p.mlp, p.mlp_of_rank(True), synthesis=True, **options)
@@ -148,3 +182,18 @@ def test_a_false_rule_is_not_promoted(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run_main(["rules", "promote", "wrong", "--from", str(file), "--to", str(tmp_path / "rules")]) == 2
     assert "refused" in capsys.readouterr().err
     assert not (tmp_path / "rules").exists()
+
+
+def test_the_device_of_executions_and_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = emerge.compare(
+        p.swiglu, p.swiglu_written_out, inputs=(p.X, p.Y), base="minimal", synthesis=tmp_path, device="cpu"
+    )
+    kept = json.loads((tmp_path / "synthesised.json").read_text())
+    assert [kept[r]["device"] for r in result.rules_synthesised] == ["cpu"]
+    assert [kept[r]["dtype"] for r in result.rules_synthesised] == ["float64"]
+    with pytest.raises(InputError, match="unknown device 'tpu'"):
+        emerge.compare(p.swiglu, p.swiglu_written_out, inputs=(p.X, p.Y), device="tpu")
+    assert run_main(["compare", "a.json", "b.json", "--device", "tpu"]) == 2
+    if not torch.cuda.is_available():
+        assert run_main(["compare", "a.json", "b.json", "--device", "cuda"]) == 2
+        assert "torch finds no CUDA device" in capsys.readouterr().err

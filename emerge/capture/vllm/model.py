@@ -117,10 +117,13 @@ class _Rank:
         assert self.recorder is not None
         with self.recorder.pause():
             tensors = _loadable(model)
+            weights, coded = self.weights.exact_in(tensors.values()), self.coded
+            if weights is not self.weights:
+                coded = list(weights.coded())
             self.parameters = {label for label, _ in model.named_parameters()}
             try:
                 self.found = trace_loading(
-                    tensors, self.coded, self.weights, lambda items: model.load_weights(iter(items.items()))
+                    tensors, coded, weights, lambda items: model.load_weights(iter(items.items()))
                 )
                 model.load_weights(iter(self.plain.items()))
             except CaptureError:

@@ -9,7 +9,7 @@ by digit. A second numbering must give the same answer: a loader that computes w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import ceil, log
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Checkpoints:
     """Checkpoints of a Transformers model with chosen contents; the model is left with small random weights."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        self.model = model
+        self.model, self.dtype = model, dtype
         self.tensors = _own_tensors(model)
         self.numbering = Numbering([(label, t.shape) for label, t in self.tensors])
         if self.numbering.total > MOST_ELEMENTS:
@@ -44,6 +44,12 @@ class Checkpoints:
         self.digits = max(1, ceil(log(max(self.numbering.total, 2), self.base) - 1e-12))
         while self.base**self.digits < self.numbering.total:
             self.digits += 1
+
+    def exact_in(self, tensors: Iterable[Any]) -> Checkpoints:
+        """These checkpoints, or ones with smaller digits where a parameter is of a narrower type than the model."""
+        types = {t.dtype for t in tensors if t.dtype in _EXACT}
+        narrowest = min(types | {self.dtype}, key=lambda t: _EXACT[t])
+        return self if _EXACT[narrowest] >= _EXACT[self.dtype] else Checkpoints(self.model, narrowest)
 
     def coded(self) -> Iterator[tuple[int, int, Checkpoint]]:
         """(numbering, digit, checkpoint): the elements' numbers counted from the first, then from the last."""

@@ -1,0 +1,11 @@
+"""GPT-OSS with another swiglu_limit: vLLM always clamps at 7."""
+
+from both import SMALL, compare
+
+EXPERTS = SMALL | {
+    "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+if __name__ == "__main__":
+    compare("GptOssForCausalLM", EXPERTS, {"swiglu_limit": 0.5})

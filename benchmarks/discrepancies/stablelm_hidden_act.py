@@ -1,0 +1,6 @@
+"""StableLM with another hidden_act: vLLM always computes silu."""
+
+from both import SMALL, compare
+
+if __name__ == "__main__":
+    compare("StableLmForCausalLM", SMALL, {"hidden_act": "gelu"})
