@@ -110,12 +110,15 @@ def _moved(elements: Elements, op: str, args: Sequence[Any]) -> Any:
         for e in index.tolist():
             bare, read = elements.bare(e)
             row = elements.whole(bare)
-            if row is None or not 0 <= row < x.shape[d]:
-                raise NoValue("an index that is no number inside the table")
+            if row is None:
+                raise NoValue("an index that is no number")
             rows.append(row)
             # an index that is given may also lie outside the table: then the whole row is undefined
             guards.append([(g, x.shape[d]) for g in sorted(read)])
-        found = x.index_select(d, torch.tensor(rows, dtype=torch.int64)).movedim(d, 0)
+        inside = [0 <= row < x.shape[d] for row in rows]
+        found = x.index_select(d, torch.tensor([r if i else 0 for r, i in zip(rows, inside)], dtype=torch.int64)).movedim(d, 0)
+        found = found.clone()
+        found[~torch.tensor(inside, dtype=torch.bool)] = elements.free("undefined")
         made = [
             [elements.guarded(e, g) for e in part.reshape(-1).tolist()] for part, g in zip(found, guards)
         ]
