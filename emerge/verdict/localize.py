@@ -318,9 +318,9 @@ def diverging_finding(structure: Structure, divergence: DivergenceLike, output: 
 
 
 def _nearest(structure: Structure, ops: Iterable[int]) -> list[str]:
-    """Implementation nodes that use what the operands of reference operators are aligned to."""
-    found = [structure.node_name(IMPLEMENTATION, o) for op in ops for o in structure.counterparts(op)]
-    return [n for n in dict.fromkeys(found) if n][:1]
+    """The one implementation node that uses what the operands of reference operators are aligned to."""
+    found = {structure.node_name(IMPLEMENTATION, o) for op in ops for o in structure.counterparts(op)} - {""}
+    return sorted(found) if len(found) == 1 else []
 
 
 def execution_finding(structure: Structure, kind: str, message: str, nodes: Iterable[tuple[int, str]]) -> Finding:
