@@ -13,6 +13,7 @@ from emerge.relate.notation import TensorSpec, alignment_statement
 from emerge.relate.segments import CUT, LEAST_CUTS, Segment, behind, can_be_cut, cut_points, segment
 from emerge.relate.statement import Piece, Statement
 from emerge.util.errors import RelationError
+from emerge.verdict.coverage import counted
 from emerge.verdict.types import EQUIVALENT, EVIDENCE, Assumption, Output, PairResult
 
 #: So many different segments may fail before the graphs are taken whole.
@@ -31,6 +32,7 @@ class Chain:
         judge: the verdict of a derived segment.
         seconds: of all derivations, by stage.
         results: by key of the segment, None where it is not proved; ``uses`` and ``order`` of those that are.
+        levels: by key, evidence of the reference nodes; ``covered``: by node of the whole graph.
         forms: how the sides lie to one another at the cuts, as notation.
     """
 
@@ -42,6 +44,8 @@ class Chain:
     results: dict[str, PairResult | None] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
+    levels: dict[str, list[str | None]] = field(default_factory=dict)
+    covered: dict[str, str] = field(default_factory=dict)
     forms: list[str] = field(default_factory=list)
     explored: int = 0
 
@@ -129,11 +133,15 @@ class Chain:
             self._spent(derivation)
             result = self.judge(derivation.problem, derivation)
             self.results[found.key] = result if result.verdict == EQUIVALENT else None
+            self.levels[found.key] = [result.node_evidence.get(n) for n in found.nodes]
         if self.results[found.key] is None:
             return False
         if found.key not in self.uses:
             self.order.append(found.key)
         self.uses[found.key] += 1
+        for name, level in zip(found.nodes, self.levels[found.key], strict=True):
+            if level is not None:  # masks and tables belong to many segments and count once
+                self.covered.setdefault(name, level)
         return True
 
     def _spent(self, derivation: Derivation) -> None:
@@ -151,8 +159,6 @@ class Chain:
             levels.append(result.evidence or EVIDENCE[-1])
             for law, count in result.rules_used.items():
                 out.rules_used[law] = out.rules_used.get(law, 0) + count * times
-            for level, count in result.coverage.items():
-                out.coverage[level] = out.coverage.get(level, 0) + count * times
             for a in result.assumptions:
                 where = a.where if times == 1 else f"{a.where} and {times - 1} places like it"
                 if not any(b.name == a.name and b.where == where for b in out.assumptions):
@@ -163,6 +169,7 @@ class Chain:
         outputs = [o for key, claims in last for o in self._outputs(key, claims)]
         out.outputs = sorted(outputs, key=lambda o: place.get(o.reference, 0))
         out.evidence = max(levels, key=EVIDENCE.index)
+        out.coverage = counted(self.covered)
         out.stats = {"segments": sum(self.uses.values()), "segments_reused": sum(self.uses.values()) - len(self.uses)}
         return out
 

@@ -39,10 +39,12 @@ class Segment:
 
     Attributes:
         key: equal for segments that are equal up to names.
+        nodes: of the reference; those of equal segments correspond in this order.
     """
 
     problem: Problem
     key: str
+    nodes: tuple[str, ...]
 
 
 def can_be_cut(graph: FamilyGraph) -> bool:
@@ -106,7 +108,8 @@ def segment(problem: Problem, claims: Sequence[Statement], cuts: Mapping[str, St
         if s.reference.name in known[0] and s.implementation.name in known[1]
     ]
     part = replace(problem, reference=ref, implementation=imp, inputs=given, outputs=list(claims))
-    return Segment(part, key(part))
+    order = _closure(ref, [c.reference.name for c in claims], set())
+    return Segment(part, key(part), tuple(v.name for v in order if isinstance(v, FamilyNode)))
 
 
 def behind(graph: FamilyGraph, name: str, stops: Iterable[str]) -> frozenset[str]:

@@ -16,10 +16,10 @@ from emerge.verdict.localize import Structure
 from emerge.verdict.types import EVIDENCE
 
 
-def node_coverage(
+def node_evidence(
     structure: Structure, claims: Mapping[int, str], numbers: Mapping[str, int], levels: Mapping[str, str]
-) -> dict[str, int]:
-    """Evidence -> number of reference nodes in the cone of the claims.
+) -> dict[str, str]:
+    """Evidence of every reference node in the cone of the claims.
 
     Args:
         claims: proved claims with their evidence.
@@ -32,7 +32,12 @@ def node_coverage(
     log = structure.derivation.result.log
     if log is not None:
         found = _by_step(structure, names, numbers, levels, worst)
-    return {level: sum(n == k for n in found.values()) for k, level in enumerate(EVIDENCE)}
+    return {name: EVIDENCE[k] for name, k in found.items()}
+
+
+def counted(nodes: Mapping[str, str]) -> dict[str, int]:
+    """Evidence -> number of nodes."""
+    return {level: sum(n == level for n in nodes.values()) for level in EVIDENCE}
 
 
 def _by_step(

@@ -12,7 +12,7 @@ from emerge.relate.derive import Derivation, Problem
 from emerge.relate.expected import Ambiguity
 from emerge.relate.statement import CONSTANT, Statement
 from emerge.util.errors import BudgetExceeded, ExecutionError
-from emerge.verdict.coverage import node_coverage
+from emerge.verdict.coverage import counted, node_evidence
 from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, execution_finding, frontier_findings
 from emerge.verdict.precision import precision_findings
 from emerge.verdict.types import (
@@ -61,7 +61,9 @@ def decide(
     evidence = _evidence(structure, proved, levels, default_level, result)
     result.outputs = _outputs(structure, proved, evidence, unusable)
     if evidence:
-        result.coverage = node_coverage(structure, evidence, _numbers(derivation, levels or {}, default_level), levels or {})
+        numbers = _numbers(derivation, levels or {}, default_level)
+        result.node_evidence = node_evidence(structure, evidence, numbers, levels or {})
+        result.coverage = counted(result.node_evidence)
     result.assumptions = _assumptions(structure, levels or {})
     if derivation.claims and not unproved and not unusable and not ambiguities:
         result.verdict = EQUIVALENT

@@ -178,6 +178,7 @@ class PairResult:
 
     Attributes:
         verdict: None when there is an ``error``.
+        coverage: evidence -> number of reference nodes; ``node_evidence`` by node, not part of the report.
         failed_on: kinds of findings that the campaign file counts as failures of this pair.
         sources: paths the pair was read from, for ``emerge replay``.
         payload: the refutation behind the counterexample, to be saved; not part of the report.
@@ -203,6 +204,7 @@ class PairResult:
     rules_used: dict[str, int] = field(default_factory=dict)
     rules_synthesised: list[str] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=dict)
+    node_evidence: dict[str, str] = field(default_factory=dict)
     stats: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     engine: tuple[str, str] = ("", "")

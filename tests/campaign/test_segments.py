@@ -76,6 +76,7 @@ def test_equal_layers_are_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (o.reference, o.implementation, o.expected, o.proved) for o in found.outputs
     ]
     assert set(whole.rules_used) == set(found.rules_used)
+    assert sum(whole.coverage.values()) == sum(found.coverage.values())
     assert {(i.reference, i.origin) for i in whole.input_relations} == {
         (i.reference, i.origin) for i in found.input_relations
     }
