@@ -14,38 +14,76 @@ from emerge.execute._torch import torch
 from emerge.execute.decisions import base_name
 from emerge.graph.model import Graph, Node, iter_refs
 
-#: Operators that give no infinity for finite operands, if numbers have no end.
+#: Operators that give no infinity for finite operands, if numbers have no end; quotients by 0 aside.
 _FINITE = {
     *("exp", "exp2", "expm1", "sinh", "cosh", "mul", "square", "add", "sub", "rsub", "mm", "bmm", "addmm", "baddbmm"),
-    *("matmul", "einsum", "sum", "prod", "cumsum", "cumprod", "dot", "mv", "linear", "mean", "addcmul"),
+    *("matmul", "einsum", "sum", "prod", "cumsum", "cumprod", "dot", "mv", "linear", "mean", "addcmul", "pow"),
+    *("linalg_vector_norm", "norm", "var", "std", "var_mean", "mse_loss", "div", "reciprocal", "native_layer_norm"),
 }
 #: Those that are 0 for no finite operand but 0 itself.
-_NONZERO = {"exp", "exp2", "mul", "square", "div", "reciprocal"}
+_NONZERO = {"exp", "exp2", "mul", "square", "div", "reciprocal", "pow", "sigmoid", "_softmax", "softmax"}
+#: Those that reach 0, 1 or -1 for no finite operand but 0.
+_SATURATING = {"tanh": (1.0, -1.0), "sigmoid": (1.0,), "erf": (1.0, -1.0)}
+#: Sums: an operand that leaves no trace was rounded away.
+_SUMS = {"add", "sub", "rsub"}
 #: Below this an exponent is a mask, not a number (DESIGN: values).
 _MASK = -60000.0
 
 
-def out_of_range(graph: Graph, values: Mapping[str, Any], small: bool) -> str | None:
-    """The first node whose value overflowed; with ``small`` also one that became 0. None where there is none.
+def out_of_range(graph: Graph, values: Mapping[str, Any], small: bool, roots: Iterable[str] = ()) -> str | None:
+    """The first node whose value overflowed; with ``small`` also one that became 0, 1 or an operand of a sum by rounding.
 
     Args:
         values: of every node and input of the run, by name.
+        roots: only what these read is looked at; none = everything.
     """
+    read = _cone(graph, roots)
     for node in graph.nodes:
         result = values.get(node.name)
+        if read and node.name not in read:
+            continue
         if not isinstance(result, torch.Tensor) or result.dtype != torch.float64 or not result.numel():
             continue
         operator = base_name(node.op).removeprefix("aten.")
-        operands = [v for v in _operands(node, values) if isinstance(v, torch.Tensor) and v.is_floating_point()]
-        if operator == "pow" and operands and bool((operands[0] == 0).any()):
-            continue
-        endless = operator in _FINITE or operator == "pow"
-        if endless and bool(torch.isinf(result).any()) and not _were_infinite(operands, result):
+        operands = [v for v in _operands(node, values) if isinstance(v, torch.Tensor) and not v.is_complex()]
+        if operator in _FINITE and bool(torch.isinf(result).any()) and not _were_infinite(operator, operands, result):
             return node.name
-        by_zero = any(isinstance(a, (int, float)) and a == 0 for a in node.args)
-        if small and operator in _NONZERO and not by_zero and _from_nonzero(operator, operands, result):
+        if small and _rounded_away(node, operator, operands, result):
             return node.name
     return None
+
+
+def _cone(graph: Graph, roots: Iterable[str]) -> set[str]:
+    """Names of all nodes that the roots read, and their own."""
+    read = set(roots)
+    if read:
+        for node in reversed(graph.nodes):
+            if node.name in read:
+                read.update(name for arg in (node.args, list(node.kwargs.values())) for name in iter_refs(arg))
+    return read
+
+
+def _rounded_away(node: Node, operator: str, operands: list[Any], result: Any) -> bool:
+    """Whether an element is a number that no finite operand gives, or a term of a sum left no trace."""
+    by_zero = any(isinstance(a, (int, float)) and a == 0 for a in node.args)
+    if operator in _NONZERO and not by_zero and _from_nonzero(operator, operands, result):
+        return True
+    if operator in _SATURATING and operands:
+        reached = torch.zeros_like(result, dtype=torch.bool)
+        for limit in _SATURATING[operator]:
+            reached = reached | (result == limit)
+        return bool((reached & torch.isfinite(operands[0])).any())
+    if operator not in _SUMS or not operands:
+        return False
+    terms = [*operands, *(torch.tensor(float(a)) for a in node.args if isinstance(a, (int, float)))]
+    if len(terms) != 2:
+        return False
+    x, y = (t.to(result.device, torch.float64) for t in terms)
+    finite = torch.isfinite(x) & torch.isfinite(y) & (y != 0) & (x != 0)
+    # a mask is no number
+    finite = finite & (x > _MASK) & (y > _MASK)
+    return bool((finite & ((result.abs() == x.abs()) | (result.abs() == y.abs())) & (x.abs() != 2 * y.abs())
+                 & (y.abs() != 2 * x.abs())).any())  # fmt: skip
 
 
 def _operands(node: Node, values: Mapping[str, Any]) -> Iterable[Any]:
@@ -53,12 +91,18 @@ def _operands(node: Node, values: Mapping[str, Any]) -> Iterable[Any]:
         yield from (values.get(name) for name in iter_refs(arg))
 
 
-def _were_infinite(operands: list[Any], result: Any) -> bool:
-    """Whether every infinity of the result may come from one of an operand."""
+def _were_infinite(operator: str, operands: list[Any], result: Any) -> bool:
+    """Whether every infinity of the result may come from one of an operand, or from a division by 0."""
+    poles = operator in ("div", "reciprocal", "pow")
+    if poles and any(x.shape != result.shape and x.numel() != 1 for x in operands):
+        try:
+            operands = list(torch.broadcast_tensors(result, *operands)[1:])
+        except RuntimeError:
+            return True
     if all(x.shape == result.shape or x.numel() == 1 for x in operands):
         before = torch.zeros(result.shape, dtype=torch.bool)
         for x in operands:
-            before = before | ~torch.isfinite(x.cpu())
+            before = before | ~torch.isfinite(x.cpu()) | ((x.cpu() == 0) if poles else False)
         return bool((before | ~torch.isinf(result.cpu())).all())
     return not all(bool(torch.isfinite(x).all()) for x in operands)
 

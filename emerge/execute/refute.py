@@ -40,6 +40,7 @@ from emerge.execute.trial import (
     run_both,
     stored_values,
 )
+from emerge.graph.model import Graph
 from emerge.relate.derive import Derivation, Problem
 from emerge.util.errors import BudgetExceeded, EmergeError, ExecutionError
 
@@ -340,8 +341,11 @@ class _Refuter:
         run = run_both(setup, inputs, draw, self.options, keep="all")
         # what became 0 on the way matters where it was divided by or its logarithm taken
         small = all(m.difference.max_abs_diff == float("inf") for m in mismatches)
-        sides = [(setup.reference, run.reference), *zip(setup.ranks, run.ranks)]
-        return next((n for g, v in sides if (n := out_of_range(g, v, small)) is not None), None)
+        found = out_of_range(setup.reference, run.reference, small, _names(mismatches))
+        for graph, values in zip(setup.ranks, run.ranks):
+            # what one rank computes may reach the others
+            found = found if found is not None else out_of_range(graph, values, small, _outputs_of(graph, mismatches))
+        return found
 
     def _noise(self, setup: Setup, draw: Draw, inputs: Inputs, run: Run) -> dict[str, float]:
         """Change of every claim when all floating inputs move by a few ulps of float64."""
@@ -369,6 +373,17 @@ class _Refuter:
         groups = {g for w in error.waiting for g in re.findall(r"in group '([^']*)'", w.what)}
         kind = "WRONG_GROUP" if len(groups) > 1 else "COLLECTIVE_MISMATCH"
         return Witness(setup, draw, inputs, kind, error.message, nodes=[(w.rank, w.node) for w in error.waiting])
+
+
+def _names(mismatches: list[Mismatch]) -> set[str]:
+    """The reference outputs that differ."""
+    return {m.reference.partition("[")[0] for m in mismatches}
+
+
+def _outputs_of(graph: Graph, mismatches: list[Mismatch]) -> set[str]:
+    """The outputs of a rank that differ on some rank."""
+    named = {m.implementation.partition("[")[0] for m in mismatches}
+    return named & {n.name for n in graph.nodes}
 
 
 def _jittered(values: dict[str, Any], seed: int) -> dict[str, Any]:
