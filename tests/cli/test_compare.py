@@ -38,13 +38,13 @@ def test_a_right_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks:
     assert run("compare", case, "--engine", "embedded") == 0
     text = capsys.readouterr().out
     assert re.match(r"emerge \S+  campaign mlp  seed 0  config [0-9a-f]{12}  engine embedded \(clingo \S+\)\n", text)
-    assert "mlp: EQUIVALENT (tested)  1/1 outputs" in text
+    assert "mlp: EQUIVALENT (proved)  1/1 outputs" in text
     assert "1 pair: 1 EQUIVALENT" in text
     assert "\x1b" not in text
     pair = report(tmp_path / "emerge-out" / "mlp")["pairs"][0]
     assert pair["outputs"] == [
         {"reference": "add", "implementation": [f"{r}:add" for r in range(ranks)], "alignment": "a b ~ a b",
-         "expected": "a b ~ a b", "evidence": "tested", "proved": True, "label": None}
+         "expected": "a b ~ a b", "evidence": "proved", "proved": True, "label": None}
     ]  # fmt: skip
     assert pair["rules"]["used"]["all-reduce-partial"] >= 1
     assert pair["stats"]["ranks"] == ranks
