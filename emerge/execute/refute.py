@@ -20,6 +20,7 @@ from emerge.execute.feeders import norm_feeders
 from emerge.execute.localise import Divergence, Localiser
 from emerge.execute.options import Options
 from emerge.execute.overflow import out_of_range
+from emerge.execute.precision import Perturbation
 from emerge.execute.setup import Setup
 from emerge.execute.shrink import CannotExecute, Shrinker, flops, memory_of
 from emerge.execute.trial import (
@@ -350,8 +351,14 @@ class _Refuter:
     def _noise(self, setup: Setup, draw: Draw, inputs: Inputs, run: Run) -> dict[str, float]:
         """Change of every claim when all floating inputs move by a few ulps of float64."""
         moved = Inputs(_jittered(inputs.reference, 1), [_jittered(v, 2) for v in inputs.ranks])
-        base, other = claim_values(setup, run), claim_values(setup, run_both(setup, moved, draw, self.options))
-        return {k: max(change(base[k][0], other[k][0]), change(base[k][1], other[k][1])) for k in base}
+        # operators round as well: 1 - sigmoid(40) is nothing but the rounding of the sigmoid
+        rounded = Perturbation("roundoff", 1)
+        base = claim_values(setup, run)
+        others = [
+            claim_values(setup, run_both(setup, moved, draw, self.options)),
+            claim_values(setup, run_both(setup, inputs, draw, self.options, perturbation=rounded)),
+        ]
+        return {k: max(change(base[k][i], o[k][i]) for o in others for i in (0, 1)) for k in base}
 
     def _uninitialised(self, setup: Setup, draw: Draw, inputs: Inputs, run: Run) -> Witness | None:
         other = replace(draw, fill=draw.fill + 1)
