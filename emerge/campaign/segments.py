@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
+from emerge.facts.families import FamilyGraph
 from emerge.relate.alignment_text import Alignments
 from emerge.relate.derive import Derivation, Problem
 from emerge.relate.notation import TensorSpec, alignment_statement
@@ -31,7 +32,7 @@ class Chain:
         derive: a derivation of a segment, with all that is tried for a whole pair. explore: one without claims.
         judge: the verdict of a derived segment.
         seconds: of all derivations, by stage.
-        results: by key of the segment, None where it is not proved; ``uses`` and ``order`` of those that are.
+        results: by key of the segment, None where it is not proved; ``uses``: how often those that are, in order.
         levels: by key, evidence of the reference nodes; ``covered``: by node of the whole graph.
         forms: how the sides lie to one another at the cuts, as notation.
     """
@@ -43,7 +44,6 @@ class Chain:
     seconds: dict[str, float] = field(default_factory=dict)
     results: dict[str, PairResult | None] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
-    order: list[str] = field(default_factory=list)
     levels: dict[str, list[str | None]] = field(default_factory=dict)
     covered: dict[str, str] = field(default_factory=dict)
     forms: list[str] = field(default_factory=list)
@@ -97,8 +97,7 @@ class Chain:
 
     def _stated(self, text: str, name: str, other: str, cuts: dict[str, Statement]) -> Statement | None:
         """The statement of two values that ``text`` makes, if it is proved."""
-        types = (self.problem.reference.types()[name], self.problem.implementation.types()[other])
-        specs = TensorSpec(name, types[0].shape, types[0].dtype), TensorSpec(other, types[1].shape, types[1].dtype)
+        specs = _spec(self.problem.reference, name), _spec(self.problem.implementation, other)
         try:
             statement = alignment_statement(text, *specs, self.problem.mesh, origin=CUT)
         except RelationError:
@@ -136,8 +135,6 @@ class Chain:
             self.levels[found.key] = [result.node_evidence.get(n) for n in found.nodes]
         if self.results[found.key] is None:
             return False
-        if found.key not in self.uses:
-            self.order.append(found.key)
         self.uses[found.key] += 1
         for name, level in zip(found.nodes, self.levels[found.key], strict=True):
             if level is not None:  # masks and tables belong to many segments and count once
@@ -152,8 +149,8 @@ class Chain:
         """One verdict out of those of the segments."""
         out = PairResult(verdict=EQUIVALENT)
         levels = []
-        for key in self.order:
-            result, times = self.results[key], self.uses[key]
+        for key, times in self.uses.items():
+            result = self.results[key]
             assert result is not None
             out.engine = result.engine
             levels.append(result.evidence or EVIDENCE[-1])
@@ -164,8 +161,10 @@ class Chain:
                 if not any(b.name == a.name and b.where == where for b in out.assumptions):
                     out.assumptions.append(Assumption(a.name, where, a.why))
             out.findings += [f for f in result.findings if f not in out.findings]
-        place = {str(c.reference): k for k, c in reversed(list(enumerate(self.problem.outputs)))}
-        place |= {c.reference.name: k for k, c in reversed(list(enumerate(self.problem.outputs)))}
+        place: dict[str, int] = {}
+        for k, claim in enumerate(self.problem.outputs):
+            place.setdefault(str(claim.reference), k)
+            place.setdefault(claim.reference.name, k)
         outputs = [o for key, claims in last for o in self._outputs(key, claims)]
         out.outputs = sorted(outputs, key=lambda o: place.get(o.reference, 0))
         out.evidence = max(levels, key=EVIDENCE.index)
@@ -185,3 +184,11 @@ class Chain:
             members = [f"{rank}:{member}" for rank, member in sorted(value.members.items())]
             found.append(replace(output, reference=boxes[0] if len(boxes) == 1 else name, implementation=members))
         return found
+
+
+def _spec(graph: FamilyGraph, name: str) -> TensorSpec:
+    """A cut as statements speak of it; cuts are single tensors."""
+    value = graph.value(name)
+    assert value.dtype is not None
+    assert value.shape is not None
+    return TensorSpec(name, value.shape, value.dtype)

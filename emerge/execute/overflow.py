@@ -12,7 +12,8 @@ from typing import Any
 
 from emerge.execute._torch import torch
 from emerge.execute.decisions import base_name
-from emerge.graph.model import Graph, Node, iter_refs
+from emerge.execute.prune import needed_names
+from emerge.graph.model import Graph, Node
 
 #: Operators that give no infinity for finite operands, if numbers have no end; quotients by 0 aside.
 _FINITE = {
@@ -24,8 +25,8 @@ _FINITE = {
 _NONZERO = {"exp", "exp2", "mul", "square", "div", "reciprocal", "pow", "sigmoid", "_softmax", "softmax"}
 #: Those that reach 0, 1 or -1 for no finite operand but 0.
 _SATURATING = {"tanh": (1.0, -1.0), "sigmoid": (1.0,), "erf": (1.0, -1.0)}
-#: Sums: an operand that leaves no trace was rounded away.
-_SUMS = {"add", "sub", "rsub"}
+#: Sums, with the signs of their terms: a term that leaves no trace was rounded away.
+_SUMS = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}
 #: Below this an exponent is a mask, not a number (DESIGN: values).
 _MASK = -60000.0
 
@@ -37,7 +38,7 @@ def out_of_range(graph: Graph, values: Mapping[str, Any], small: bool, roots: It
         values: of every node and input of the run, by name.
         roots: only what these read is looked at; none = everything.
     """
-    read = _cone(graph, roots)
+    read = needed_names(graph, roots, collectives=False)
     for node in graph.nodes:
         result = values.get(node.name)
         if read and node.name not in read:
@@ -45,22 +46,12 @@ def out_of_range(graph: Graph, values: Mapping[str, Any], small: bool, roots: It
         if not isinstance(result, torch.Tensor) or result.dtype != torch.float64 or not result.numel():
             continue
         operator = base_name(node.op).removeprefix("aten.")
-        operands = [v for v in _operands(node, values) if isinstance(v, torch.Tensor) and not v.is_complex()]
+        operands = [v for v in map(values.get, node.refs()) if isinstance(v, torch.Tensor) and not v.is_complex()]
         if operator in _FINITE and bool(torch.isinf(result).any()) and not _were_infinite(operator, operands, result):
             return node.name
         if small and _rounded_away(node, operator, operands, result):
             return node.name
     return None
-
-
-def _cone(graph: Graph, roots: Iterable[str]) -> set[str]:
-    """Names of all nodes that the roots read, and their own."""
-    read = set(roots)
-    if read:
-        for node in reversed(graph.nodes):
-            if node.name in read:
-                read.update(name for arg in (node.args, list(node.kwargs.values())) for name in iter_refs(arg))
-    return read
 
 
 def _rounded_away(node: Node, operator: str, operands: list[Any], result: Any) -> bool:
@@ -69,9 +60,7 @@ def _rounded_away(node: Node, operator: str, operands: list[Any], result: Any) -
     if operator in _NONZERO and not by_zero and _from_nonzero(operator, operands, result):
         return True
     if operator in _SATURATING and operands:
-        reached = torch.zeros_like(result, dtype=torch.bool)
-        for limit in _SATURATING[operator]:
-            reached = reached | (result == limit)
+        reached = torch.isin(result, torch.tensor(_SATURATING[operator], dtype=result.dtype, device=result.device))
         return bool((reached & torch.isfinite(operands[0])).any())
     if operator not in _SUMS or not operands:
         return False
@@ -79,16 +68,9 @@ def _rounded_away(node: Node, operator: str, operands: list[Any], result: Any) -
     if len(terms) != 2:
         return False
     x, y = (t.to(result.device, torch.float64) for t in terms)
-    finite = torch.isfinite(x) & torch.isfinite(y) & (y != 0) & (x != 0)
-    # a mask is no number
-    finite = finite & (x > _MASK) & (y > _MASK)
-    return bool((finite & ((result.abs() == x.abs()) | (result.abs() == y.abs())) & (x.abs() != 2 * y.abs())
-                 & (y.abs() != 2 * x.abs())).any())  # fmt: skip
-
-
-def _operands(node: Node, values: Mapping[str, Any]) -> Iterable[Any]:
-    for arg in (node.args, list(node.kwargs.values())):
-        yield from (values.get(name) for name in iter_refs(arg))
+    numbers = torch.isfinite(x) & torch.isfinite(y) & (x != 0) & (y != 0) & (x > _MASK) & (y > _MASK)
+    left, right = (sign * t for sign, t in zip(_SUMS[operator], (x, y)))
+    return bool((numbers & ((result == left) | (result == right))).any())
 
 
 def _were_infinite(operator: str, operands: list[Any], result: Any) -> bool:

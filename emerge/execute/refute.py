@@ -15,7 +15,7 @@ from typing import Any
 
 from emerge.execute._torch import torch
 from emerge.execute.collectives import CollectiveMismatch
-from emerge.execute.compare import Difference, compare_values
+from emerge.execute.compare import ROUNDOFF, Difference, compare_values
 from emerge.execute.feeders import norm_feeders
 from emerge.execute.localise import Divergence, Localiser
 from emerge.execute.options import Options
@@ -352,7 +352,7 @@ class _Refuter:
         """Change of every claim when all floating inputs move by a few ulps of float64."""
         moved = Inputs(_jittered(inputs.reference, 1), [_jittered(v, 2) for v in inputs.ranks])
         # operators round as well: 1 - sigmoid(40) is nothing but the rounding of the sigmoid
-        rounded = Perturbation("roundoff", 1)
+        rounded = Perturbation(*ROUNDOFF[0])
         base = claim_values(setup, run)
         others = [
             claim_values(setup, run_both(setup, moved, draw, self.options)),

@@ -5,7 +5,7 @@ two. A segment is what a claim reads back to the cuts, the inputs and what has n
 own problem has the cuts as inputs. The claims at the cuts are derived like outputs, one after the other, so the chain of
 segments is a derivation of the whole.
 
-Two segments with one :func:`key` are the same problem under other names: same operators, attributes, constants by content,
+Two segments with one key are the same problem under other names: same operators, attributes, constants by content,
 rank vectors, groups, statements about inputs and cuts, and claims. What is derived for one holds for the other.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from emerge.facts.families import FamilyGraph, FamilyInput, FamilyNode, FamilyOutput, FamilyValue
+from emerge.facts.mutation import base_name, written
 from emerge.graph.model import Ref
 from emerge.relate.derive import Problem
 from emerge.relate.statement import Statement
@@ -50,9 +51,9 @@ class Segment:
 def can_be_cut(graph: FamilyGraph) -> bool:
     """Whether the nodes are functions of their operands alone: nothing is written in place and nothing is random."""
     for node in graph.nodes:
-        name = node.op.rsplit("::", 1)[-1].split(".")
-        base = name[1] if len(name) > 1 else name[0]
-        if base.endswith("_") and not base.endswith("__"):
+        base = base_name(node.op).rpartition(".")[2]
+        # a custom operator whose name ends so may write as well
+        if written(node) or (base.endswith("_") and not base.endswith("__")):
             return False
         if any(word in base for word in _RANDOM) or node.op.startswith(_RANDOM_OPERATORS) or node.note:
             return False
@@ -108,8 +109,11 @@ def segment(problem: Problem, claims: Sequence[Statement], cuts: Mapping[str, St
         if s.reference.name in known[0] and s.implementation.name in known[1]
     ]
     part = replace(problem, reference=ref, implementation=imp, inputs=given, outputs=list(claims))
-    order = _closure(ref, [c.reference.name for c in claims], set())
-    return Segment(part, key(part), tuple(v.name for v in order if isinstance(v, FamilyNode)))
+    orders = (
+        _closure(ref, [c.reference.name for c in claims], set()),
+        _closure(imp, [c.implementation.name for c in claims], set()),
+    )
+    return Segment(part, _key(part, orders), tuple(v.name for v in orders[0] if isinstance(v, FamilyNode)))
 
 
 def behind(graph: FamilyGraph, name: str, stops: Iterable[str]) -> frozenset[str]:
@@ -165,15 +169,13 @@ def _part(graph: FamilyGraph, roots: Sequence[str], stops: set[str]) -> FamilyGr
     )  # fmt: skip
 
 
-def key(problem: Problem) -> str:
-    """What a problem is, whatever its tensors are called."""
+def _key(problem: Problem, orders: tuple[list[FamilyValue], list[FamilyValue]]) -> str:
+    """What a problem is, whatever its tensors are called; ``orders``: the values of both sides, numbered so."""
     digest = hashlib.sha256()
     numbers: list[dict[str, int]] = []
-    sides = (problem.reference, problem.implementation)
-    names = ([c.reference.name for c in problem.outputs], [c.implementation.name for c in problem.outputs])
-    for side, graph in enumerate(sides):
+    for side, order in enumerate(orders):
         number: dict[str, int] = {}
-        for value in _closure(graph, names[side], set()):
+        for value in order:
             number[value.name] = len(number)
             causal = value.name in problem.causal_masks[side]
             digest.update(repr((_content(value, number), causal, problem.executed[side].get(value.name))).encode())

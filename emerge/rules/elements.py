@@ -21,6 +21,16 @@ MOST_TERMS = 48
 MONOTONE = frozenset({"exp", "tanh", "sigmoid", "relu", "copy"})
 
 
+def _add(poly: Poly, vanished: set[int], monomial: Monomial, value: Fraction) -> None:
+    """Adds a term; what cancels goes into ``vanished``."""
+    value += poly.get(monomial, Fraction(0))
+    if value:
+        poly[monomial] = value
+    else:
+        poly.pop(monomial, None)
+        vanished.update(monomial)
+
+
 class Elements:
     """The table of all elements of one pair; element 0 is the number 0."""
 
@@ -152,12 +162,7 @@ class Elements:
             inner, gone = self._forms[element]
             vanished |= gone
             for monomial, c in inner.items():
-                value = poly.get(monomial, Fraction(0)) + c * factor
-                if value:
-                    poly[monomial] = value
-                else:
-                    poly.pop(monomial, None)
-                    vanished.update(monomial)
+                _add(poly, vanished, monomial, c * factor)
         return self._element(poly, self._left_over(poly, vanished))
 
     @staticmethod
@@ -173,13 +178,7 @@ class Elements:
             vanished = set(gone_left | gone_right)
             for a, c in left.items():
                 for b, d in right.items():
-                    monomial = tuple(sorted(a + b))
-                    value = poly.get(monomial, Fraction(0)) + c * d
-                    if value:
-                        poly[monomial] = value
-                    else:
-                        poly.pop(monomial, None)
-                        vanished.update(monomial)
+                    _add(poly, vanished, tuple(sorted(a + b)), c * d)
             if not left or not right:
                 vanished.update(*left, *right)
             self._products[key] = self._element(poly, self._left_over(poly, vanished))

@@ -146,6 +146,14 @@ class Values:
         from_view = self._from_views(tensor, rank)
         if from_view is not None:
             return from_view
+        return self.from_operator(tensor, rank)
+
+    def from_operator(self, tensor: int, rank: int) -> Any:
+        """What the facts about its operator, or its rearrangement, say that a tensor is.
+
+        Raises:
+            NotEvaluable: there are none.
+        """
         if tensor in self.lowered.layout:
             return self.rearranged(tensor, rank)
         form = self.lowered.native.get(tensor)

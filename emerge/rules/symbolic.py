@@ -62,12 +62,7 @@ class SymbolicValues(Values):
         self.elements, self.mesh, self.operator_facts, self.pair = elements, mesh, facts, pair
 
     def _compute(self, tensor: int, rank: int) -> Any:
-        if tensor in self.lowered.layout:
-            return self.rearranged(tensor, rank)
-        form = self.lowered.native.get(tensor)
-        if form is None:
-            raise NotEvaluable(f"tensor {tensor} has no operator")
-        return self.form(form, rank)
+        return self.from_operator(tensor, rank)
 
     def form(self, form: int, rank: int, *, exact: bool = False) -> Any:
         """What an operator form computes, element by element.

@@ -131,9 +131,14 @@ def test_one_layer_sharded_another_way_in_the_relations_is_no_repetition() -> No
     assert compare(implementation(), fewer).verdict != "EQUIVALENT"
 
 
-@pytest.mark.parametrize("op", ["relu_", "native_dropout"])
+@pytest.mark.parametrize("op", ["relu_", "native_dropout", "relu.out"])
 def test_programs_with_writes_or_random_numbers_are_not_cut(op: str) -> None:
     g = GraphBuilder("seq")
     x = g.input("x", [3, 4])
-    y = g.aten("native_dropout", x, 0.5, True)[0] if op == "native_dropout" else g.aten(op, g.aten("sin", x))
+    if op == "native_dropout":
+        y = g.aten("native_dropout", x, 0.5, True)[0]
+    elif op == "relu.out":
+        y = g.aten("relu.out", x, out=g.aten("sin", x), result=("float32", [3, 4]))
+    else:
+        y = g.aten(op, g.aten("sin", x))
     assert not can_be_cut(zip_families([g.build(y)]))
