@@ -103,7 +103,12 @@ def compare(
     axes = dict(mesh) if mesh else None
     sides = _program(reference, inputs, None, "reference"), _program(implementation, inputs, axes, "implementation")
     if callable(reference) and callable(implementation) and axes is None:
-        _by_position(reference, sides[0], implementation, sides[1], inputs)
+        from emerge.capture.session import relate_by_position
+
+        ours, theirs = sides
+        assert isinstance(ours, list)
+        assert isinstance(theirs, list)
+        relate_by_position((reference, ours[0]), (implementation, theirs[0]), inputs)
     spec = PairSpec(
         "compare",
         reference=sides[0],
@@ -171,19 +176,6 @@ def _program(
     if mesh is not None:
         return capture_ranks(program, mesh, name=side)
     return [capture(program, _apart(inputs), name=side)]
-
-
-def _by_position(reference: Any, ours: Any, implementation: Any, theirs: Any, inputs: Sequence[Any]) -> None:
-    """Both programs are called with the same inputs: arguments whose names do not meet are related by position."""
-    from emerge.capture.session import argument_labels
-
-    names, others = argument_labels(reference, inputs), argument_labels(implementation, inputs)
-    if len(names) != len(others):
-        return
-    taken = {i.label for i in theirs[0].inputs} | {i.label for i in ours[0].inputs}
-    moved = {b: a for a, b in zip(names, others) if a not in others and b not in names and {a, b} <= taken}
-    for item in theirs[0].inputs:
-        item.label = moved.get(item.label, item.label)
 
 
 def _apart(inputs: Sequence[Any]) -> tuple[Any, ...]:

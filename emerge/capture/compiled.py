@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from emerge.capture.base import CaptureError
+from emerge.capture.session import relate_by_position
 from emerge.capture.trace import capture
 from emerge.graph.model import Graph
 
@@ -72,8 +73,7 @@ def compiled_graphs(
         last = change(last) or last
         last.recompile()
     graphs = capture(first, example, name="pre_grad"), capture(last, example, name="post_grad")
-    for ours, theirs in zip(graphs[0].inputs, graphs[1].inputs):  # both take their inputs in one order
-        theirs.label = ours.label
+    relate_by_position((first, graphs[0]), (last, graphs[1]), example)
     return graphs
 
 
