@@ -49,6 +49,7 @@ def sequence_program(model: Any, spec: HFSpec) -> Program:
     def ids(batch: int, length: int) -> Any:
         return torch.zeros(batch, length, dtype=torch.int64)
 
+    model.eval()  # a session only knows modules as such
     program: Any = sequences if spec.seqs else rows
     program.__wrapped__ = type(model).forward  # what is computed here has its place at the model's own forward
     program.__signature__ = inspect.signature(program, follow_wrapped=False)

@@ -116,10 +116,12 @@ def _parameter(
             continue  # the other side is no capture of that model
         ref = known[label]
         mine = [[b for b in rank if b["of"] == label] for rank in boxes]
-        outside = next((b for rank in mine for b in rank if not _inside(b, ref.shape)), None)
-        if outside is not None:
+        misfit = next((b for rank in mine for b in rank if not _inside(b, ref.shape)), None)
+        if misfit is None and mine and mine[0] and not _holds_sequences(mine[0], ref.shape):
+            misfit = mine[0][-1]
+        if misfit is not None:
             out.open[ref.name] = (
-                f"its shape is {list(ref.shape)}, but {name!r} holds {outside['at']} of it; capture both sides with the "
+                f"its shape is {list(ref.shape)}, but {name!r} holds {misfit['at']} of it; capture both sides with the "
                 "same sequences"
             )
             out.partners[ref.name] = name
@@ -144,12 +146,21 @@ def _inside(box: dict[str, Any], shape: Shape) -> bool:
     return len(box["at"]) == len(shape) and all(int(high) <= int(n) for (_, high), n in zip(box["at"], shape))
 
 
+def _holds_sequences(boxes: Sequence[dict[str, Any]], shape: Shape) -> bool:
+    """Every row, and of the longest sequence every token; True for boxes that are not of sequences."""
+    at = boxes[0].get("tokens")
+    if at is None:
+        return True
+    return _rows(boxes) == list(range(int(shape[0]))) and max(b["at"][at][1] for b in boxes) == shape[at]
+
+
+def _rows(boxes: Sequence[dict[str, Any]]) -> list[int]:
+    return sorted(row for b in boxes for row in range(*b["at"][0]))
+
+
 def _rows_end_in_padding(boxes: Sequence[dict[str, Any]], shape: Shape) -> bool:
-    """Every row (dimension 0) has one box, from its start."""
-    rows = sorted(b["at"][0][0] for b in boxes)
-    short = [[d for d, (low, high) in enumerate(b["at"]) if d and (low, high) != (0, shape[d])] for b in boxes]
-    starts = all(b["at"][d][0] == 0 for b, ds in zip(boxes, short) for d in ds)
-    return rows == list(range(int(shape[0]))) and starts and len({d for ds in short for d in ds}) == 1
+    at = boxes[0].get("tokens")
+    return at is not None and any(b["at"][at][1] < int(shape[at]) for b in boxes)
 
 
 def _with_padding(mine: list[list[dict[str, Any]]], items: list[Input], ref: Input) -> list[list[dict[str, Any]]]:

@@ -113,11 +113,15 @@ def lower_problem(
     meanings: Meanings | None = None,
 ) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
+    from emerge.facts.ops.layout import note_sections
+
     base = FactBase()
     ref = Lowering(base, REFERENCE, Mesh({}), described, meanings)
     imp = Lowering(base, IMPLEMENTATION, problem.mesh, described, meanings)
     ref.flat_views, imp.flat_views = flat_views
     ref.padded_inputs = padded_inputs(problem)
+    ref.sections = sections(problem.reference, (c.reference for c in problem.outputs))
+    imp.sections = sections(problem.implementation, (c.implementation for c in problem.outputs))
     ref.causal_masks, imp.causal_masks = problem.causal_masks
     ref.executed, imp.executed = problem.executed
     ref.lower(problem.reference)
@@ -146,6 +150,8 @@ def lower_problem(
             number = len(given) + len(claims) + 1
             numbers[number] = statement
             write_statement(base, kind, number, s, d, statement)
+    for low in (ref, imp):
+        note_sections(low)
     if algebra is not None:
         from emerge.algebra.extend import extend
 
@@ -155,6 +161,18 @@ def lower_problem(
             low.extension = extend(low, algebra)
     write_scales(base, problem.mesh)
     return base, ref, imp, given, claims, unusable
+
+
+def sections(graph: FamilyGraph, claimed: Iterable[Piece]) -> frozenset[tuple[int, int, int]]:
+    """(size, start, stop) of the parts of dimensions that claims are about."""
+    types = graph.types()
+    found = set()
+    for piece in claimed:
+        for dim, start, stop in piece.cuts:
+            size = types[piece.name].shape[dim]
+            if isinstance(size, int):
+                found.add((size, start, stop))
+    return frozenset(found)
 
 
 def padded_inputs(problem: Problem) -> dict[str, dict[int, int]]:

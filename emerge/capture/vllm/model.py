@@ -162,12 +162,13 @@ class _Rank:
             here = layer.num_kv_heads
             total = here if self.spec.tp_size == 1 else config.model_config.get_total_num_kv_heads()
             first = self.rank * total // self.spec.tp_size
-            kept = [kept_of_past(p, runtime.window_of(layer)) for p in self.spec.past]
+            window = runtime.window_of(layer)
+            kept = [kept_of_past(p, window) for p in self.spec.past]
             out[number] = {
                 name: torch.zeros(sum(kept), here, size, dtype=dtype)
                 for name, size in (("key", layer.head_size), ("value", layer.head_size_v))
             }
-            both = [p + n for p, n in zip(kept, self.spec.seqs)]
+            both = [kept_of_past(p + n, window) for p, n in zip(kept, self.spec.seqs)]
             for name, tensor in out[number].items():
                 for what, lengths in (("past", kept), ("present", both)):
                     boxes = cached_boxes(
@@ -236,8 +237,10 @@ def _forward(model: Any, spec: VllmSpec, cache: runtime.KvCache) -> Any:
 def _positions(spec: VllmSpec) -> Any:
     """What the scheduler gives: every sequence counts on from its past."""
     past = spec.past or (0,) * len(spec.seqs)
-    parts = [torch.arange(p, p + n) for p, n in zip(past, spec.seqs)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(set(past)) == len(set(spec.seqs)) == 1:
+        found = torch.arange(past[0], past[0] + spec.seqs[0])
+        return found.repeat(len(past)) if len(past) > 1 else found
+    return torch.cat([torch.arange(p, p + n) for p, n in zip(past, spec.seqs)])
 
 
 def _loadable(model: Any) -> dict[str, Any]:

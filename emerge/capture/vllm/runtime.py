@@ -172,7 +172,7 @@ _GROUPS = (
 @dataclass
 class KvCache:
     """Keys and values by layer (its number as text): ``{"key": [tokens, heads, size], "value": ...}``, one sequence after
-    another. ``past`` is given to the kernels, ``present`` is what they read, with the new tokens."""
+    another. ``past`` is given to the kernels, ``present`` is what the next step reads: the past with the new tokens."""
 
     past: dict[str, dict[str, Any]] = field(default_factory=dict)
     present: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -241,6 +241,16 @@ def patched(spec: VllmSpec, cache: KvCache) -> Iterator[list[Substitution]]:
         yield done
 
 
+def _last(joined: Any, ends: list[tuple[int, int]]) -> Any:
+    """Of sequences of ``total`` rows that lie one after another the last ``kept`` rows each; ``ends``: (total, kept)."""
+    import torch
+
+    if all(total == kept for total, kept in ends):
+        return joined
+    parts = [part[total - kept :] for part, (total, kept) in zip(joined.split([t for t, _ in ends]), ends)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 class _Kernels:
     """Calls of the operators that stand for kernels."""
 
@@ -302,7 +312,9 @@ class _Kernels:
         for name, new in (("key", key), ("value", value)):
             pieces = zip(self.cache.past[number][name].split(before), new.split(list(self.lengths)))
             found[name] = torch.cat([part for pair in pieces for part in pair])
-        self.cache.present[number] = found
+        # what the next step reads of it
+        ends = [(t, kept_of_past(t, window_of(layer))) for t in self.totals(layer)]
+        self.cache.present[number] = {name: _last(joined, ends) for name, joined in found.items()}
         return found["key"], found["value"]
 
     def latent_attention(self) -> Any:

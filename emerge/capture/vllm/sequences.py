@@ -59,6 +59,9 @@ def _boxes(
     Args:
         label: the tensor with a row per sequence. names: the tensors of one row per sequence.
         before, after: ranges of the other dimensions in the reference.
+
+    Beside what traced weights have, a box says which dimension of the reference runs along its ``tokens``: all of them
+    must be held, but for what fills up the rows of shorter sequences.
     """
     at = 1 + len(before)  # where the reference has its tokens
     other = [*range(1, at), *range(at + 1, at + 1 + len(after))]
@@ -68,11 +71,11 @@ def _boxes(
     if len(set(lengths)) == 1:
         tokens = [[0, rows, 1], [at, lengths[0], 1]]
         whole = [[0, rows], *before, [0, lengths[0]], *after]
-        out.append({"of": label, "at": whole, "local": [[0, total], *rest], "axes": [tokens, *other]})
+        out.append({"of": label, "at": whole, "local": [[0, total], *rest], "axes": [tokens, *other], "tokens": at})
     for i, (first, n) in enumerate(zip(starts(tuple(lengths)), lengths)):
         local = [[first, first + n], *rest]
         here = [*before, [0, n], *after]
         if len(set(lengths)) > 1:  # rows of one length, filled up behind
-            out.append({"of": label, "at": [[i, i + 1], *here], "local": local, "axes": [at, *other]})
-        out.append({"of": names[i], "at": [[0, 1], *here], "local": local, "axes": [at, *other]})
+            out.append({"of": label, "at": [[i, i + 1], *here], "local": local, "axes": [at, *other], "tokens": at})
+        out.append({"of": names[i], "at": [[0, 1], *here], "local": local, "axes": [at, *other], "tokens": at})
     return out

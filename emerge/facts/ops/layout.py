@@ -312,8 +312,11 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
         for part in made.args:
             if offset <= start and stop <= offset + part.shape[d] and part.shape[d] != x.shape[d]:
                 return slice_plain(low, part, d, start - offset, stop - offset, 1)
-            if part.shape[d] == x.shape[d]:
-                return None  # concatenated along another dimension
+            if part.shape[d] == x.shape[d]:  # concatenated along another dimension
+                how = low.recipes.get(x.id)
+                if (x.shape[d], start, stop) not in low.sections or how is None or how.name != "cat":
+                    return None
+                return cat(low, [slice_plain(low, p, d, start, stop, 1) for p in made.args], how.params[0])
             offset += part.shape[d]
     return None
 
@@ -338,13 +341,41 @@ def _slice_gathered(low: Lowering, made: Made, shape: list[int], d: int, start: 
     return low.layout(inner, shape, ties, made.broadcast)
 
 
+#: A slice is pushed through so many operators; further where statements speak about it (``Lowering.sections``).
+MOST_SLICES = 6
+
+
 def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, result: Tensor) -> None:
     """Another form of a slice: the operator that made ``x``, with the operands sliced that carry dimension ``d``.
 
     Whether it may be used is a law (``form-sliced``); here only the candidate is written.
     """
+    if (x.shape[d], start, stop) in low.sections:
+        low.sections_left.append((x, d, start, stop, result))
+    elif low.slice_depth <= MOST_SLICES:
+        _sliced_form(low, x, d, start, stop, result)
+
+
+def note_sections(low: Lowering) -> None:
+    """Writes the forms of slices that statements speak about, all the way down: what a claim says of one sequence of a
+    packed batch rests on that sequence's part of every tensor before it."""
+    while low.sections_left:
+        _sliced_form(low, *low.sections_left.pop())
+
+
+def _sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, result: Tensor) -> None:
     made = low.made_by.get(x.id)
-    if made is None or not made.args or made.relocation is not None or made.kind == "dropout" or low.slice_depth > 6:
+    if made is not None:
+        _form_of_slice(low, x, made, low.op_of.get(x.id), d, start, stop, result)
+    if x.id in low.form_of_slice:  # a slice along another dimension, which has such a form of its own
+        _form_of_slice(low, x, *low.form_of_slice[x.id], d, start, stop, result)
+
+
+def _form_of_slice(
+    low: Lowering, x: Tensor, made: Made, source: int | None, d: int, start: int, stop: int, result: Tensor
+) -> None:
+    """``source``: the operator or form that makes ``x`` as ``made`` says."""
+    if source is None or not made.args or made.relocation is not None or made.kind == "dropout":
         return
     rank = len(x.shape)
     if d >= len(made.iters) or any(it.out != whole(n, k) for k, (it, n) in enumerate(zip(made.iters, x.shape))):
@@ -370,7 +401,8 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     iters = [part if k == d else other for k, other in enumerate(made.iters)]
     form = low.form(made.body, made.kind, args, iters, result, made.scale)
     if form is not None:
-        low.base.add("sliced_form", form, low.op_of[result.id], low.op_of[x.id], d)
+        low.base.add("sliced_form", form, low.op_of[result.id], source, d)
+        low.form_of_slice.setdefault(result.id, (Made(made.body, made.kind, tuple(args), tuple(iters), scale=made.scale), form))
         if made.kind == "dot" and low.side == 1:
             swapped = [Iter(i.size, i.role, i.out, tuple((1 - k, t) for k, t in i.args)) for i in iters]
             other = low.form(made.body, made.kind, args[::-1], swapped, result)

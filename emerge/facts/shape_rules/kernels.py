@@ -140,7 +140,7 @@ def _captured_attention(call: Call) -> Result:
     if isinstance(heads, int) and isinstance(shared, int) and (shared == 0 or heads % shared):
         raise GraphError(f"{heads} query heads are no multiple of {shared} key heads")
     starts = _sequence_starts(call.integers(3, "query_start_loc"), query.shape[0], "query")
-    given = call.integers(11, "key_start_loc")
+    given = call.integers(11, "key_start_loc", None)
     if given is None:
         require_same_size("the number of key tokens", key.shape[0], query.shape[0])
     else:
