@@ -20,6 +20,7 @@ from emerge.facts.mesh import Mesh
 from emerge.facts.number_types import write_types
 from emerge.kernels.lowered import Meanings
 from emerge.kernels.registry import definitions
+from emerge.relate.consistency import uncovered
 from emerge.relate.statement import Piece, Statement
 from emerge.util.resources import resource_dir
 
@@ -125,12 +126,7 @@ def lower_problem(
     ref.causal_masks, imp.causal_masks = problem.causal_masks
     ref.executed, imp.executed = problem.executed
     ref.lower(problem.reference)
-    for statement in problem.inputs:
-        # where the reference fails nothing is claimed, so its indices are in range on the implementation's side too
-        limit = ref.index_limits.get(statement.reference.name)
-        if limit is not None and not statement.implementation.cuts:
-            name = statement.implementation.name
-            imp.limits[name] = min(limit, imp.limits.get(name, limit))
+    imp.limits = index_limits(problem, ref.index_limits)
     imp.lower(problem.implementation)
     write_types(base, (ref.number_types, imp.number_types))
     for axis, size in enumerate(problem.mesh.sizes):
@@ -161,6 +157,29 @@ def lower_problem(
             low.extension = extend(low, algebra)
     write_scales(base, problem.mesh)
     return base, ref, imp, given, claims, unusable
+
+
+def index_limits(problem: Problem, limits: Mapping[str, int]) -> dict[str, int]:
+    """Implementation input -> n where all its elements are elements of reference inputs that lie in ``[0, n)``.
+
+    Where the reference fails nothing is claimed, so its indices are in range on the implementation's side too.
+
+    Args:
+        limits: the same for reference inputs.
+    """
+    types = problem.implementation.types()
+    found: dict[str, list[Statement]] = {}
+    for statement in problem.inputs:
+        if statement.reference.name in limits and statement.implementation.name in types:
+            found.setdefault(statement.implementation.name, []).append(statement)
+    out = {}
+    for name, statements in found.items():
+        whole = [limits[s.reference.name] for s in statements if not s.implementation.cuts]
+        if whole:
+            out[name] = min(whole)
+        elif uncovered([s.implementation for s in statements], types[name].shape) is None:
+            out[name] = max(limits[s.reference.name] for s in statements)
+    return out
 
 
 def sections(graph: FamilyGraph, claimed: Iterable[Piece]) -> frozenset[tuple[int, int, int]]:

@@ -210,7 +210,8 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
     if not isinstance(factor, Fraction):
         raise Unsupported(f"alpha {alpha!r} is not a number")
     cx, cy = scalar_constant(x), scalar_constant(y)
-    shifted = _shifted_range(low, x, y if sign > 0 else None, factor, dtype) or _shifted_range(
+    added = y if sign > 0 else -y if isinstance(y, int) and not isinstance(y, bool) else None
+    shifted = _shifted_range(low, x, added, factor, dtype) or _shifted_range(
         low, y, x if sign > 0 else None, Fraction(1), dtype
     )
     if shifted is not None:
