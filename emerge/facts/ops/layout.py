@@ -292,10 +292,12 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
         return None
     size = stop - start
     shape = [size if k == d else m for k, m in enumerate(x.shape)]
-    if (x.shape[d], start, stop) in low.sections and made.kind in _REMADE:
-        return _REMADE[made.kind](low, x, made, d, start, stop)
-    if (x.shape[d], start, stop) in low.sections and x.dtype in ("int64", "bool") and made.kind not in ("layout", "cat"):
-        return _slice_index(low, x, made, d, start, stop)
+    remade = _REMADE.get(made.kind, _slice_index if x.dtype in ("int64", "bool") else None)
+    if (x.shape[d], start, stop) in low.sections and remade is not None and made.kind not in ("layout", "cat"):
+        key = (x.id, d, start, stop)
+        if key not in low.sections_made:
+            low.sections_made[key] = remade(low, x, made, d, start, stop)
+        return low.sections_made[key]
     if made.kind == "layout":
         if d in made.broadcast:
             return low.layout(made.args[0], shape, made.ties, made.broadcast)
@@ -382,7 +384,10 @@ def _slice_index(low: Lowering, x: Tensor, made: Made, d: int, start: int, stop:
     if found is None:
         return None
     shape = [stop - start if k == d else n for k, n in enumerate(x.shape)]
+    before = low.base.next_id
     result = low.op(found.body, found.kind, found.args, found.iters, shape, x.dtype, scale=found.scale)
+    if low.base.next_id == before:
+        return result
     source, own = low.op_of[x.id], low.op_of[result.id]
     for relation in ("index_scalar", "index_factor"):
         low.base.add_all(relation, [(own, *row[1:]) for row in low.base.facts[relation] if row[0] == source])
