@@ -311,7 +311,10 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
             return _slice_gathered(low, made, shape, d, start, stop)
         if start % ov or stop % ov or (oa > 1 and ov > 1):
             return None
-        inner = slice_plain(low, arg, da, start // ov * oa, stop // ov * oa, 1)
+        first, last = start // ov * oa, stop // ov * oa
+        if (x.shape[d], start, stop) in low.sections:
+            low.sections.add((arg.shape[da], first, last))  # the same tokens, counted in another way
+        inner = slice_plain(low, arg, da, first, last, 1)
         ties = [(*t[:4], size // ov) if t[0] == d and t[1] == ov else t for t in made.ties]
         return low.layout(inner, shape, ties, made.broadcast)
     if made.kind == "cat":
@@ -432,6 +435,7 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     """
     if (x.shape[d], start, stop) in low.sections:
         low.sections_left.append((x, d, start, stop, result))
+        low.section_slices.setdefault(x.id, []).append((d, start, stop, result))
     elif low.slice_depth <= MOST_SLICES:
         _sliced_form(low, x, d, start, stop, result)
 
@@ -441,6 +445,22 @@ def note_sections(low: Lowering) -> None:
     packed batch rests on that sequence's part of every tensor before it."""
     while low.sections_left:
         _sliced_form(low, *low.sections_left.pop())
+
+
+def note_composites(low: Lowering) -> None:
+    """Slices of what kernels compute are slices of their composites."""
+    done: set[tuple[int, int]] = set()
+    while True:
+        new = [
+            (result, slice_plain(low, composite, d, start, stop, 1))
+            for kernel, composite in list(low.forms)
+            for d, start, stop, result in low.section_slices.get(kernel.id, ())
+            if (result.id, composite.id) not in done and not done.add((result.id, composite.id))
+        ]
+        if not new:
+            return
+        low.forms += new
+        note_sections(low)
 
 
 def _sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, result: Tensor) -> None:
