@@ -114,7 +114,7 @@ def lower_problem(
     meanings: Meanings | None = None,
 ) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
-    from emerge.facts.ops.layout import note_composites, note_sections
+    from emerge.facts.ops.sections import note_composites, note_sections
 
     base = FactBase()
     ref = Lowering(base, REFERENCE, Mesh({}), described, meanings)
