@@ -40,18 +40,9 @@ _SUMS = {"add", "sub", "rsub", "sum", "nansum", "mean", "cumsum", "index_add", "
 _PRODUCTS = {"mm", "bmm", "mv", "dot", "vdot", "convolution", "_convolution", "linear"}
 #: Operators besides EXACT that hand values on.
 _HANDED_ON = {
-    *("convert_element_type", "copy_to", "_unsafe_view", "lift_fresh", "lift", "masked_scatter", "hardtanh", "relu6"),
-    *(
-        "index_copy",
-        "index_fill",
-        "zeros_like",
-        "new_empty",
-        "clamp_min",
-        "clamp_max",
-        "diag",
-        "diag_embed",
-        "nan_to_num",
-    ),
+    *("convert_element_type", "histc", "bincount", "_unsafe_view", "lift_fresh", "lift", "masked_scatter"),
+    *("hardtanh", "relu6", "index_copy", "index_fill", "zeros_like", "new_empty", "clamp_min", "clamp_max", "diag"),
+    *("diag_embed", "nan_to_num"),
 }
 
 
@@ -104,10 +95,22 @@ class Arithmetic:
         return type(result)(self._result(call, r) for r in result)
 
     def _result(self, call: _Primitive, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.float64 or not value.numel():
+        if not isinstance(value, torch.Tensor) or not value.numel():
+            return value
+        if value.dtype == torch.complex128:
+            if self.rounding:
+                return torch.view_as_complex(self._result(call, torch.view_as_real(value)))
+            numbers = call.regular() if _pointwise(call.name) else torch.tensor(True)
+            if bool((numbers & (torch.isinf(value) | (value.abs() < SMALLEST))).any()):
+                self.overflowed.add(self._place)
+            return value
+        if value.dtype != torch.float64:
             return value
         self._step += 1
-        new = self._rounded(value) if self.rounding else self._ranged(call, value)
+        if self.rounding:
+            new = value if call.counts() else self._rounded(value)
+        else:
+            new = self._ranged(call, value)
         if new is not value and call.func._schema.is_mutable:
             return value.copy_(new)
         return new
@@ -158,7 +161,7 @@ class _Primitive:
         if not bool(infinite.any()):
             return False
         if _pointwise(self.name):
-            return bool((infinite & self._regular()).any())
+            return bool((infinite & self.regular()).any())
         return bool(torch.isinf(self._again(lambda x: torch.where(torch.isinf(x), torch.ones_like(x), x))).any())
 
     def inexact(self) -> Any:
@@ -166,16 +169,23 @@ class _Primitive:
         if self.name in _SUMS:
             return torch.tensor(False)
         if _pointwise(self.name):
-            return self._regular()
+            return self.regular()
         if self.name in _PRODUCTS:
             return self._again(lambda x: (x != 0).to(torch.float64)) != 0
         return torch.tensor(False)
+
+    def counts(self) -> bool:
+        """Whether whole numbers are added and multiplied, which float64 does exactly (tokens per expert)."""
+        if self.name not in _SUMS | _PRODUCTS | {"mul"}:
+            return False
+        whole = all(bool((x == torch.round(x)).all()) for x in self.operands if not x.is_complex())
+        return whole and all(float(s).is_integer() for s in self.scalars)
 
     def sign_is_sure(self) -> bool:
         """Whether a result that is too small has the right sign nevertheless."""
         return self.name in {"mul", "div", "square", "exp", "exp2", "sigmoid", "reciprocal", "softplus", "silu", "pow"}
 
-    def _regular(self) -> Any:
+    def regular(self) -> Any:
         """Where no operand of a pointwise operator explains a 0 or an infinity."""
         numbers = [*self.operands, *(torch.tensor(float(s), dtype=torch.float64) for s in self.scalars)]
         regular = torch.tensor(True)

@@ -319,12 +319,13 @@ def compare(setup: Setup, run: Run, responses: Mapping[str, float] | None = None
 
 
 def change(before: Any, after: Any) -> float:
-    """Largest absolute change of a value; inf where it is not finite or an integer changes."""
-    found = compare_values(before, after, 0.0)
-    if found is None:
-        return 0.0
+    """Largest absolute change of a value; inf where it is not finite, becomes (un)defined, or an integer changes."""
     integers = isinstance(before, torch.Tensor) and not (before.is_floating_point() or before.is_complex())
-    return float("inf") if integers or found.reason != "value" else found.max_abs_diff
+    largest = 0.0
+    for found in (compare_values(before, after, 0.0), compare_values(after, before, 0.0)):
+        if found is not None:
+            largest = max(largest, float("inf") if integers or found.reason != "value" else found.max_abs_diff)
+    return largest
 
 
 def responses(setup: Setup, inputs: Inputs, draw: Draw, options: Options, run: Run) -> dict[str, float]:

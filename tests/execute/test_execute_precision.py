@@ -10,6 +10,7 @@ import pytest
 import torch
 from execute_graphs import Builder, Text
 
+from emerge.capture.trace import capture
 from emerge.execute.arithmetic import Arithmetic
 from emerge.execute.compare import compare_values, defined_fraction, respond, tolerance
 from emerge.execute.constants import const_subgraph
@@ -213,6 +214,13 @@ def test_rounding_moves_rounding_operators_only():
     assert 0 < int(above.sum()) < 50
     assert torch.equal(above, down["out"] < x.exp())
     assert float(((up["out"] - x.exp()) / x.exp()).abs().max()) < 17 * 2.0**-52
+
+
+def test_counts_are_not_rounded():
+    graph = capture(lambda n: (n * 2.0).sum(0).cumsum(-1).int(), (torch.ones(3, 4),), name="counts")
+    counts = {graph.inputs[0].name: torch.arange(12, dtype=torch.float64).reshape(3, 4)}
+    runs = [run_sequential(graph, counts, options=Options(arithmetic=Arithmetic(sign))) for sign in (0, 1, -1)]
+    assert all(torch.equal(r[graph.outputs[0]], runs[0][graph.outputs[0]]) for r in runs)
 
 
 def test_response_that_changes_an_integer_is_infinite():

@@ -16,7 +16,7 @@ from emerge.verdict.types import PairResult
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-X, V = torch.randn(3, 5), torch.randn(5, 4)
+X, V = torch.randn(3, 5).double(), torch.randn(5, 4).double()
 
 
 def compare(reference: object, implementation: object, *inputs: object) -> PairResult:
@@ -87,6 +87,14 @@ EQUAL = {
     "saturated": (lambda x: (30 * x).tanh().atanh(), lambda x: 30 * x),
     "saturated twice": (lambda x: (1 - (50 * x).sigmoid()).log(), lambda x: F.logsigmoid(-50 * x)),
     "absorbed": (lambda x: 1 / ((x + 1e20) - 1e20), lambda x: 1 / x),
+    "undefined after rounding": (
+        lambda x: torch.xlogy(F.gelu(800 * x), 40.0 + F.gelu(800 * x)),
+        lambda x: (g := 400 * x * (1 + torch.erf(800 * x / 2**0.5))) * (40.0 + g).log(),
+    ),
+    "zero after rounding": (
+        lambda x: F.gelu(-40 - x.abs()) * F.gelu(-40 - x.abs()).abs().log(),
+        lambda x: (g := (-20 - x.abs() / 2) * (1 + torch.erf((-40 - x.abs()) / 2**0.5))) * g.abs().log(),
+    ),
     "matrix product": (lambda x: (x * 1e-170) @ (x.T * 1e-170) * 1e170 * 1e170, lambda x: x @ x.T),
     "decided on": (lambda x: (F.softmax(2000 * x, -1) > 0).float(), lambda x: 1 + 0 * x),
     "two decided on": (
@@ -119,7 +127,7 @@ def masked(x: Any, scale: float, masks: int) -> Any:
     return F.softmax(scores, -1) @ x
 
 
-SQUARE = torch.randn(2, 5, 5)
+SQUARE = torch.randn(2, 5, 5).double()
 WRONG = {
     "log of softmax": (lambda x: F.softmax(2000 * x, -1).log(), lambda x: F.log_softmax(2000 * x, -1) * 1.001, X),
     "log of sigmoid": (lambda x: (800 * x).sigmoid().log(), lambda x: F.logsigmoid(801 * x), X),
