@@ -38,7 +38,7 @@ _WINDOW = (1e-70, 1e70)
 _SUMS = {"add", "sub", "rsub", "sum", "nansum", "mean", "cumsum", "index_add", "scatter_add", "trace", "lerp"}
 #: Contractions: 0 where every product is, else too small.
 _PRODUCTS = {"mm", "bmm", "mv", "dot", "vdot", "convolution", "_convolution", "linear"}
-#: Operators besides EXACT that hand values on.
+#: Operators besides EXACT that hand values on, or count.
 _HANDED_ON = {
     *("convert_element_type", "histc", "bincount", "_unsafe_view", "lift_fresh", "lift", "masked_scatter"),
     *("hardtanh", "relu6", "index_copy", "index_fill", "zeros_like", "new_empty", "clamp_min", "clamp_max", "diag"),
@@ -107,10 +107,7 @@ class Arithmetic:
         if value.dtype != torch.float64:
             return value
         self._step += 1
-        if self.rounding:
-            new = value if call.counts() else self._rounded(value)
-        else:
-            new = self._ranged(call, value)
+        new = self._rounded(value) if self.rounding else self._ranged(call, value)
         if new is not value and call.func._schema.is_mutable:
             return value.copy_(new)
         return new
@@ -173,13 +170,6 @@ class _Primitive:
         if self.name in _PRODUCTS:
             return self._again(lambda x: (x != 0).to(torch.float64)) != 0
         return torch.tensor(False)
-
-    def counts(self) -> bool:
-        """Whether whole numbers are added and multiplied, which float64 does exactly (tokens per expert)."""
-        if self.name not in _SUMS | _PRODUCTS | {"mul"}:
-            return False
-        whole = all(bool((x == torch.round(x)).all()) for x in self.operands if not x.is_complex())
-        return whole and all(float(s).is_integer() for s in self.scalars)
 
     def sign_is_sure(self) -> bool:
         """Whether a result that is too small has the right sign nevertheless."""

@@ -91,6 +91,10 @@ EQUAL = {
         lambda x: torch.xlogy(F.gelu(800 * x), 40.0 + F.gelu(800 * x)),
         lambda x: (g := 400 * x * (1 + torch.erf(800 * x / 2**0.5))) * (40.0 + g).log(),
     ),
+    "all too small": (
+        lambda x: torch.xlogy(F.mish(-1e5 - x.abs()).abs(), F.mish(-1e5 - x.abs()).abs()),
+        lambda x: (g := ((1e5 + x.abs()) * (1 + (-1e5 - x.abs()).exp()).log().tanh()).abs()) * g.log(),
+    ),
     "zero after rounding": (
         lambda x: F.gelu(-40 - x.abs()) * F.gelu(-40 - x.abs()).abs().log(),
         lambda x: (g := (-20 - x.abs() / 2) * (1 + torch.erf((-40 - x.abs()) / 2**0.5))) * g.abs().log(),
