@@ -62,15 +62,21 @@ class Arithmetic:
     seed: int = 0
     overflowed: set[tuple[int, str]] = field(default_factory=set)
     underflowed: set[tuple[int, str]] = field(default_factory=set)
-    _place: tuple[int, str] = (0, "")
+    _place: tuple[int, str] | None = None
     _step: int = 0
 
     @contextmanager
     def at(self, graph: Graph, node: str) -> Iterator[None]:
         """Watches the operators run inside the block, which belong to a node."""
+        if self._place is not None:
+            yield  # the graph that defines the operator of a node that is being watched
+            return
         self._place, self._step = (id(graph), node), 0
-        with _mode()(self):
-            yield
+        try:
+            with _mode()(self):
+                yield
+        finally:
+            self._place = None
 
     def call(self, mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operator, by its decomposition where it has one."""
@@ -102,7 +108,7 @@ class Arithmetic:
                 return torch.view_as_complex(self._result(call, torch.view_as_real(value)))
             numbers = call.regular() if _pointwise(call.name) else torch.tensor(True)
             if bool((numbers & (torch.isinf(value) | (value.abs() < SMALLEST))).any()):
-                self.overflowed.add(self._place)
+                self._note(self.overflowed)
             return value
         if value.dtype != torch.float64:
             return value
@@ -112,20 +118,24 @@ class Arithmetic:
             return value.copy_(new)
         return new
 
+    def _note(self, places: set[tuple[int, str]]) -> None:
+        if self._place is not None:
+            places.add(self._place)
+
     def _rounded(self, value: Any) -> Any:
         drawn = self._draw(value) - 0.5
         return value * (1.0 + self.rounding * torch.sign(drawn) * torch.exp2(8.0 * drawn.abs()) * 2.0**-52)
 
     def _ranged(self, call: _Primitive, value: Any) -> Any:
         if call.overflows(value):
-            self.overflowed.add(self._place)
+            self._note(self.overflowed)
         small = value.abs() < SMALLEST
         if not bool(small.any()):
             return value
         small = small & call.inexact()
         if not bool(small.any()):
             return value
-        self.underflowed.add(self._place)
+        self._note(self.underflowed)
         if not self.tiny:
             return value
         size = 0.5 + self.tiny * (self._draw(value) - 0.5)
@@ -134,7 +144,7 @@ class Arithmetic:
 
     def _draw(self, value: Any) -> Any:
         """Numbers between 0 and 1, none near the middle; the same for a node of this name in every run and on every rank."""
-        seed = zlib.crc32(f"{self.seed}:{self._place[1]}:{self._step}".encode())
+        seed = zlib.crc32(f"{self.seed}:{self._place and self._place[1]}:{self._step}".encode())
         drawn = torch.rand(value.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return torch.where(drawn < 0.5, drawn * 0.8, 1.0 - (1.0 - drawn) * 0.8).to(value.device)
 

@@ -202,3 +202,11 @@ def test_two_numbers_too_small_for_float64_come_in_both_orders() -> None:
     assert bool((up > 0).all())
     assert bool((down > 0).all())
     assert torch.equal(up.argsort(), down.argsort(descending=True))
+
+
+def test_what_a_definition_runs_belongs_to_the_node_it_defines() -> None:
+    inner = capture(lambda x: x.exp() + 1, (torch.ones(2),), name="inner")
+    watched, value = Arithmetic(tiny=1), torch.full((2,), -800.0, dtype=torch.float64)
+    with watched.at(inner, "outer"):
+        run_sequential(inner, {inner.inputs[0].name: value}, options=Options(arithmetic=watched))
+    assert watched.underflowed == {(id(inner), "outer")}
