@@ -30,7 +30,7 @@ from emerge.capture.source import SourceSpec, parse_spec
 from emerge.graph.model import Graph
 from emerge.rules.equalities import Validation
 from emerge.util.errors import EmergeError, InputError
-from emerge.verdict.types import NOT_EQUIVALENT, UNKNOWN, PairResult
+from emerge.verdict.types import NOT_EQUIVALENT, UNKNOWN, Assumption, PairResult
 
 Program = str | Path | Graph | Sequence[Graph] | Callable[..., Any]
 
@@ -102,13 +102,14 @@ def compare(
     """
     axes = dict(mesh) if mesh else None
     sides = _program(reference, inputs, None, "reference"), _program(implementation, inputs, axes, "implementation")
+    crossed: list[tuple[str, int, int]] = []
     if callable(reference) and callable(implementation) and axes is None:
         from emerge.capture.session import relate_by_position
 
         ours, theirs = sides
         assert isinstance(ours, list)
         assert isinstance(theirs, list)
-        relate_by_position((reference, ours[0]), (implementation, theirs[0]), inputs)
+        crossed = relate_by_position((reference, ours[0]), (implementation, theirs[0]), inputs)
     spec = PairSpec(
         "compare",
         reference=sides[0],
@@ -128,6 +129,16 @@ def compare(
     result = run_pair(spec, RunOptions())
     if result.error is not None:
         raise InputError(result.error.message, result.error.place)
+    if relations == "auto":
+        result.assumptions += [
+            Assumption(
+                "argument_name",
+                name,
+                f"argument {place + 1} of the reference and {other + 1} of the implementation have one name and are "
+                "related by it, not by their places; give relations= if places are meant",
+            )
+            for name, place, other in crossed
+        ]
     return result
 
 

@@ -408,21 +408,27 @@ def argument_labels(target: Any, inputs: Sequence[Any]) -> list[str]:
     return [label for label, _ in tensors_of(argument_names(target, Program(target, tuple(inputs), {})))]
 
 
-def relate_by_position(reference: tuple[Any, Graph], implementation: tuple[Any, Graph], inputs: Sequence[Any]) -> None:
+def relate_by_position(
+    reference: tuple[Any, Graph], implementation: tuple[Any, Graph], inputs: Sequence[Any]
+) -> list[tuple[str, int, int]]:
     """Gives arguments whose names do not meet the labels of those in their place: both programs are called with ``inputs``.
 
     Args:
         reference, implementation: a program and its capture; labels of the latter change.
+
+    Returns:
+        Arguments of both programs that stand at another place, which are related by name: (name, place, other place).
     """
     (target, ours), (other, theirs) = reference, implementation
     names, others = argument_labels(target, inputs), argument_labels(other, inputs)
     if len(names) != len(others):
-        return
+        return []
     taken = {i.label for i in (*ours.inputs, *theirs.inputs)}
     moved = {b: a for a, b in zip(names, others) if a not in others and b not in names and {a, b} <= taken}
     for item in theirs.inputs:
         if item.label is not None:
             item.label = moved.get(item.label, item.label)
+    return [(a, i, others.index(a)) for i, a in enumerate(names) if a in others and others.index(a) != i]
 
 
 def tensors_of(value: Any, prefix: str = "", depth: int = 6) -> Iterator[tuple[str, Any]]:

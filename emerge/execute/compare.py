@@ -148,9 +148,6 @@ class Response:
 
 #: The perturbations a response is measured with.
 PERTURBATIONS: tuple[tuple[str, int], ...] = (("up", 0), ("random", 1), ("random", 2))
-#: Perturbations of float64 rounding. An output that is zero in exact arithmetic (the gradient of a key bias) is the
-#: round-off of a cancellation; 1e-9 of its own size says nothing about it, its response to these does.
-ROUNDOFF: tuple[tuple[str, int], ...] = (("roundoff", 1), ("roundoff", 2))
 
 
 def respond(

@@ -42,8 +42,12 @@ def constant_digests(graph: Graph) -> dict[str, Digest]:
             out[item.name] = (item.dtype, tuple(int(n) for n in item.shape), digest, False, None)
     fixed = [i for i in graph.inputs if i.const is not None]
     alone = const_subgraph(replace(graph, inputs=fixed))
-    names = {i.name for i in fixed} | {n.name for n in graph.nodes if n.name in alone}
-    nodes = [n for n in graph.nodes if n.name in names and all(r in names for r in n.refs())]
+    names, nodes = {i.name for i in fixed}, []
+    for node in graph.nodes:
+        # ones_like(x) is constant, but its shape comes from an operand that is not
+        if node.name in alone and all(r in names for r in node.refs()):
+            names.add(node.name)
+            nodes.append(node)
     part = replace(graph, inputs=fixed, nodes=nodes, outputs=[])
     try:
         if not nodes or estimate_peak(part).peak > MOST_BYTES:

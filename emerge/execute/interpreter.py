@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from emerge.execute._torch import torch
-from emerge.execute.aliasing import check_mutations, effects, identities, split_op
+from emerge.execute.aliasing import check_mutations, identities, split_op
 from emerge.execute.collectives import Board, Pending, Waiting, is_collective, issue
-from emerge.execute.constants import EXACT, const_subgraph
-from emerge.execute.decisions import base_name
+from emerge.execute.constants import const_subgraph
 from emerge.execute.ops.base import Call, lookup
 from emerge.execute.options import Options
 from emerge.execute.precision import narrowest, widen
@@ -208,7 +207,7 @@ class RankRun:
         if self.options.perturbation is not None:
             self._perturb_literals(call)
         try:
-            with default_dtype(self._default_dtype(node, captured)):
+            with default_dtype(self._default_dtype(node, captured)), self._watched(node, captured):
                 if split_op(node.op)[1] == "wait_tensor":
                     value = call.args[0]
                 elif is_collective(node.op):
@@ -221,11 +220,15 @@ class RankRun:
             raise self._failure(call, error) from error
         if not _holds_pending(value):
             value = self._conform(node, node.name, value, captured)
-            if self.options.perturbation is not None and not captured:
-                value = self._round(node, value)
         self._store(node.name, value, recorded=captured)
         if node.name in self.mutating:
             self._rebind(call, value, captured)
+
+    def _watched(self, node: Node, captured: bool) -> AbstractContextManager[None]:
+        """What watches the arithmetic of a node. Constants run in their own types and round and overflow as they do."""
+        if self.options.arithmetic is None or captured:
+            return nullcontext()
+        return self.options.arithmetic.at(self.graph, node.name)
 
     def _compute(self, call: Call) -> Any:
         function = lookup(call.node.op)
@@ -279,19 +282,6 @@ class RankRun:
 
         call.args = [moved(a, str(i)) for i, a in enumerate(call.args)]
         call.kwargs = {k: moved(v, k) for k, v in call.kwargs.items()}
-
-    def _round(self, node: Node, value: Any) -> Any:
-        perturbation = self.options.perturbation
-        if perturbation is None or perturbation.mode != "roundoff" or base_name(node.op) in EXACT:
-            return value
-        if effects(node).aliases:
-            return value
-        if isinstance(value, tuple):
-            return tuple(
-                perturbation.result(v, f"{node.name}.{i}") if isinstance(v, torch.Tensor) else v
-                for i, v in enumerate(value)
-            )
-        return perturbation.result(value, node.name) if isinstance(value, torch.Tensor) else value
 
     def _conform(self, node: Node | None, name: str, value: Any, captured: bool) -> Any:
         """Bring a result to its execution type and check its shape against the declaration."""

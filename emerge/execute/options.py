@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from emerge.execute._torch import torch
+from emerge.execute.arithmetic import Arithmetic
 from emerge.execute.decisions import Decisions
 from emerge.execute.precision import Perturbation, Precision
 from emerge.graph.model import Node
@@ -67,6 +68,7 @@ class Options:
         fill: content of uninitialised memory.
         decisions: records comparisons and the like that hang on nearly equal floats; None = not checked.
         perturbation: moves constants by one ulp; None = not.
+        arithmetic: watches rounding and range of float64 and tries them out; None = not.
         device: ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` (cuda where there is one).
         threads: torch CPU threads during the run; None leaves torch's setting alone.
         memory_limit: largest estimated peak in bytes over all ranks together; None = no limit.
@@ -77,6 +79,7 @@ class Options:
     fill: Fill = poison_fill
     decisions: Decisions | None = None
     perturbation: Perturbation | None = None
+    arithmetic: Arithmetic | None = None
     device: str = "cpu"
     threads: int | None = 2
     memory_limit: int | None = None

@@ -26,7 +26,7 @@ _SIGNIFICAND: dict[str, tuple[int, int]] = {
     "float64": (53, -1074),
 }
 
-MODES = ("up", "down", "random", "roundoff")
+MODES = ("up", "down", "random")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,6 @@ def representable(value: float, dtype: str) -> bool:
 class Perturbation:
     """Moves float constants and the results of constant sub-graphs by one ulp of their recorded type.
 
-    The mode ``roundoff`` leaves constants alone and moves the result of every rounding operator by at most one
-    float64 ulp instead: it shows which outputs are nothing but the round-off of a cancellation.
-
     What moves: stored tensor constants, results of constant sub-graphs where they meet other values, and literal
     arguments that are not exactly representable in the narrowest floating type at their operator (a literal that
     is, like 2.0 or -10000.0, cannot be the rounding of another one). Zeros and infinities stay.
@@ -127,7 +124,7 @@ class Perturbation:
 
     def tensor(self, value: Any, dtype: str, key: str) -> Any:
         """``value`` moved by one ulp of ``dtype``; returned in the type of ``value``."""
-        if self.mode == "roundoff" or dtype not in _SIGNIFICAND or value.numel() == 0:
+        if dtype not in _SIGNIFICAND or value.numel() == 0:
             return value
         step = ulp(value, dtype)
         if not bool(torch.any(step != 0)):
@@ -144,7 +141,7 @@ class Perturbation:
 
     def literal(self, value: float, dtype: str, key: str) -> float:
         """A literal argument moved by one ulp of ``dtype`` unless it is exactly representable there."""
-        if self.mode == "roundoff" or value != value or value in (float("inf"), float("-inf")):
+        if value != value or value in (float("inf"), float("-inf")):
             return value
         if representable(value, dtype):
             return value
@@ -153,15 +150,6 @@ class Perturbation:
         up = self.mode == "up" or (self.mode == "random" and self._seed(key) % 2 == 0)
         sign = 1.0 if value > 0 else -1.0
         return value + (1.0 if up else -1.0) * sign * float(ulp(tensor, dtype))
-
-    def result(self, value: Any, key: str) -> Any:
-        """A float64 result of a rounding operator; moved by -1, 0 or 1 ulp per element in the ``roundoff`` mode."""
-        if self.mode != "roundoff" or value.dtype != torch.float64 or value.numel() == 0:
-            return value
-        self.touched += 1
-        generator = torch.Generator().manual_seed(self._seed(key))
-        steps = torch.randint(-1, 2, tuple(value.shape), generator=generator, dtype=torch.int8)
-        return value * (1.0 + steps.to(device=value.device, dtype=torch.float64) * 2.0**-52)
 
     def _seed(self, key: str) -> int:
         return zlib.crc32(f"{self.seed}:{key}".encode())

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emerge.execute._torch import torch
+from emerge.execute.arithmetic import Arithmetic
 from emerge.execute.collectives import CollectiveMismatch
-from emerge.execute.compare import ROUNDOFF, Difference, compare_values
+from emerge.execute.compare import RELATIVE, Difference, compare_values, magnitude
 from emerge.execute.feeders import norm_feeders
 from emerge.execute.localise import Divergence, Localiser
 from emerge.execute.options import Options
-from emerge.execute.overflow import out_of_range
-from emerge.execute.precision import Perturbation
+from emerge.execute.prune import needed_names
 from emerge.execute.setup import Setup
 from emerge.execute.shrink import CannotExecute, Shrinker, flops, memory_of
 from emerge.execute.trial import (
@@ -60,6 +60,10 @@ ATTEMPTS = 4
 SERIAL_FLOPS = 2e9
 #: A difference must exceed this many times what moving every input by a few float64 ulps does, or it says nothing.
 CONDITION = 100.0
+#: Pairs of runs in which every result is rounded otherwise.
+ROUNDINGS = 3
+#: What became too small for float64 stays harmless inside a program while it is not larger than this.
+NEGLIGIBLE = 1e-100
 
 
 @dataclass
@@ -320,7 +324,7 @@ class _Refuter:
         if not mismatches:
             self.samples += 1
             return False, None
-        left = self._out_of_range(setup, draw, inputs, mismatches)
+        left = self._leaves_range(setup, draw, inputs, mismatches)
         if left is not None:
             self.notes.append(f"a sample in which '{left}' leaves the range of float64 was drawn again")
             return True, None
@@ -337,26 +341,42 @@ class _Refuter:
         self.samples += 1
         return False, Witness(setup, draw, inputs, "", describe(mismatches[0]), mismatches)
 
-    def _out_of_range(self, setup: Setup, draw: Draw, inputs: Inputs, mismatches: list[Mismatch]) -> str | None:
-        """The node at which float64, not the program, makes the difference."""
-        run = run_both(setup, inputs, draw, self.options, keep="all")
-        # what became 0 on the way matters where it was divided by or its logarithm taken
-        small = all(m.difference.max_abs_diff == float("inf") for m in mismatches)
-        found = out_of_range(setup.reference, run.reference, small, _names(mismatches))
-        for graph, values in zip(setup.ranks, run.ranks):
-            # what one rank computes may reach the others
-            found = found if found is not None else out_of_range(graph, values, small, _outputs_of(graph, mismatches))
-        return found
+    def _leaves_range(self, setup: Setup, draw: Draw, inputs: Inputs, mismatches: list[Mismatch]) -> str | None:
+        """The node at which float64 has no number for what the program computes, so that it makes the difference."""
+        graphs = [setup.reference, *setup.ranks]
+        # what one rank computes may reach the others
+        roots = [_names(mismatches), *(_outputs_of(g, mismatches) for g in setup.ranks)]
+        cones = [needed_names(g, r, collectives=False) for g, r in zip(graphs, roots)]
+        read = {(id(graph), name): name for graph, cone in zip(graphs, cones) for name in cone}
+        seen = Arithmetic()
+        run_both(setup, inputs, draw, self.options, arithmetic=seen)
+        overflowed = next((name for key, name in read.items() if key in seen.overflowed), None)
+        if overflowed is not None or seen.underflowed.isdisjoint(read):
+            return overflowed
+        # what is too small for float64 matters where something makes it large or decides on it
+        runs = [
+            run_both(setup, inputs, draw, self.options, arithmetic=Arithmetic(tiny=t), keep="all") for t in (0, 1, -1)
+        ]
+        for position, (graph, cone, outputs) in enumerate(zip(graphs, cones, roots)):
+            values = [[run.reference, *run.ranks][position] for run in runs]
+            for node in graph.nodes:
+                floor = 0.0 if node.name in outputs else NEGLIGIBLE
+                if node.name in cone and any(_apart(values[0][node.name], v[node.name], floor) for v in values[1:]):
+                    return node.name
+        return None
 
     def _noise(self, setup: Setup, draw: Draw, inputs: Inputs, run: Run) -> dict[str, float]:
-        """Change of every claim when all floating inputs move by a few ulps of float64."""
+        """Change of every claim when all floating inputs move by a few ulps of float64, or all results."""
         moved = Inputs(_jittered(inputs.reference, 1), [_jittered(v, 2) for v in inputs.ranks])
-        # operators round as well: 1 - sigmoid(40) is nothing but the rounding of the sigmoid
-        rounded = Perturbation(*ROUNDOFF[0])
         base = claim_values(setup, run)
+        # operators round as well: 1 - sigmoid(40) is nothing but the rounding of the sigmoid
         others = [
             claim_values(setup, run_both(setup, moved, draw, self.options)),
-            claim_values(setup, run_both(setup, inputs, draw, self.options, perturbation=rounded)),
+            *(
+                claim_values(setup, run_both(setup, inputs, draw, self.options, arithmetic=Arithmetic(r, seed=seed)))
+                for seed in range(ROUNDINGS)
+                for r in (1, -1)
+            ),
         ]
         return {k: max(change(base[k][i], o[k][i]) for o in others for i in (0, 1)) for k in base}
 
@@ -380,6 +400,12 @@ class _Refuter:
         groups = {g for w in error.waiting for g in re.findall(r"in group '([^']*)'", w.what)}
         kind = "WRONG_GROUP" if len(groups) > 1 else "COLLECTIVE_MISMATCH"
         return Witness(setup, draw, inputs, kind, error.message, nodes=[(w.rank, w.node) for w in error.waiting])
+
+
+def _apart(before: Any, after: Any, floor: float) -> bool:
+    """Whether a value changes by more than rounding does: ``floor`` and 1e-9 of its size, or in what is no number."""
+    limit = max(floor, RELATIVE * magnitude(before, after))
+    return any(compare_values(*pair, limit) is not None for pair in ((before, after), (after, before)))
 
 
 def _names(mismatches: list[Mismatch]) -> set[str]:

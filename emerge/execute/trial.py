@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from emerge.execute._torch import torch
+from emerge.execute.arithmetic import Arithmetic
 from emerge.execute.compare import PERTURBATIONS, Difference, compare_values, defined_fraction, tolerance
 from emerge.execute.decisions import Decisions
 from emerge.execute.feeders import norm_feeders
@@ -230,12 +231,14 @@ def run_both(
     options: Options,
     *,
     perturbation: Perturbation | None = None,
+    arithmetic: Arithmetic | None = None,
     keep: Any = (),
 ) -> Run:
     """Runs the reference, then all ranks in lockstep.
 
     Args:
         perturbation: moves constants by one ulp, on both sides alike.
+        arithmetic: watches the float64 of all graphs.
         keep: ``"all"`` to keep every value.
 
     Raises:
@@ -244,7 +247,9 @@ def run_both(
     """
     decisions = Decisions()
     mask, masks = masks_of(setup, draw)
-    base = options.with_(fill=seeded_fill(draw.fill), decisions=decisions, perturbation=perturbation)
+    base = options.with_(
+        fill=seeded_fill(draw.fill), decisions=decisions, perturbation=perturbation, arithmetic=arithmetic
+    )
     try:
         reference = run_sequential(setup.reference, inputs.reference, options=base.with_(dropout_mask=mask), keep=keep)
     except ExecutionError as error:
@@ -314,12 +319,13 @@ def compare(setup: Setup, run: Run, responses: Mapping[str, float] | None = None
 
 
 def change(before: Any, after: Any) -> float:
-    """Largest absolute change of a value; inf where it is not finite or an integer changes."""
-    found = compare_values(before, after, 0.0)
-    if found is None:
-        return 0.0
+    """Largest absolute change of a value; inf where it is not finite, becomes (un)defined, or an integer changes."""
     integers = isinstance(before, torch.Tensor) and not (before.is_floating_point() or before.is_complex())
-    return float("inf") if integers or found.reason != "value" else found.max_abs_diff
+    largest = 0.0
+    for found in (compare_values(before, after, 0.0), compare_values(after, before, 0.0)):
+        if found is not None:
+            largest = max(largest, float("inf") if integers or found.reason != "value" else found.max_abs_diff)
+    return largest
 
 
 def responses(setup: Setup, inputs: Inputs, draw: Draw, options: Options, run: Run) -> dict[str, float]:

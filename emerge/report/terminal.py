@@ -91,6 +91,8 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
         names = Counter(a["name"] for a in p["assumptions"])
         if names:
             yield "  assumes: " + ", ".join(f"{n} ({k} places)" if k > 1 else n for n, k in names.items())
+    if verdict == "EQUIVALENT" and p["rules"]["synthesised"]:
+        yield f"  synthesised rules: {', '.join(p['rules']['synthesised'])}"
     for side in ("reference", "implementation"):
         names_of = p["unmatched"][side]
         if names_of:

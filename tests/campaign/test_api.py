@@ -65,6 +65,21 @@ def test_relations_that_do_not_fit_are_input_errors() -> None:
         emerge.compare(mlp, parallel(True), inputs=INPUTS, relations=RELATIONS | {"down": "a b ~ a b"}, mesh={"tp": 2})
 
 
+def test_arguments_related_by_name_across_places_are_listed() -> None:
+    def reference(a: Any, b: Any) -> Any:
+        return a - b
+
+    def implementation(b: Any, a: Any) -> Any:
+        return a - b
+
+    inputs = (torch.zeros(3, 4), torch.zeros(3, 4))
+    result = emerge.compare(reference, implementation, inputs=inputs)
+    crossed = [(a.where, a.why) for a in result.assumptions if a.name == "argument_name"]
+    assert [where for where, _ in crossed] == ["a", "b"]
+    assert "argument 1 of the reference and 2 of the implementation" in crossed[0][1]
+    assert not [a for a in emerge.compare(reference, reference, inputs=inputs).assumptions if a.name == "argument_name"]
+
+
 def test_an_unknown_verdict_is_an_exception_of_its_own() -> None:
     with pytest.raises(emerge.UnknownVerdict):
         emerge.assert_equivalent(

@@ -133,3 +133,11 @@ def test_another_version_of_transformers(
     pytest.importorskip("transformers", reason="needs the extra 'hf'")
     monkeypatch.setenv("EMERGE_CACHE", str(tmp_path / "cache"))
     assert verdict(tmp_path, f"{MODEL % change}, python_env: '{env}'}}") == expected
+
+
+def test_a_constant_with_the_shape_of_an_input_is_left_open() -> None:
+    def reference(x: Any) -> Any:
+        return torch.ones_like(x).exp() + x
+
+    result = emerge.compare(reference, lambda x: torch.ones_like(x).exp() * 2 + x, inputs=INPUTS)
+    assert result.verdict == "NOT_EQUIVALENT"

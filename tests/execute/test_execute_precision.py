@@ -10,7 +10,9 @@ import pytest
 import torch
 from execute_graphs import Builder, Text
 
-from emerge.execute.compare import ROUNDOFF, compare_values, defined_fraction, respond, tolerance
+from emerge.capture.trace import capture
+from emerge.execute.arithmetic import Arithmetic
+from emerge.execute.compare import compare_values, defined_fraction, respond, tolerance
 from emerge.execute.constants import const_subgraph
 from emerge.execute.lockstep import run_sequential
 from emerge.execute.options import Options
@@ -184,31 +186,41 @@ def shift_graph(order):
 
 def test_round_off_of_a_cancellation_is_no_difference():
     values = {"x": rand(6, 9), "g": rand(6, 9)}
-    left, right = (
-        respond(lambda p, g=graph: run_sequential(g, values, options=Options(perturbation=p)), ["out"], ROUNDOFF)
-        for graph in (shift_graph(0), shift_graph(1))
-    )
-    a, b = left.base["out"], right.base["out"]
+    bases, noise = [], 0.0
+    for graph in (shift_graph(0), shift_graph(1)):
+        bases.append(run_sequential(graph, values)["out"])
+        for sign in (1, -1):
+            moved = run_sequential(graph, values, options=Options(arithmetic=Arithmetic(rounding=sign)))["out"]
+            noise = max(noise, float((moved - bases[-1]).abs().max()))
+    a, b = bases
     assert 0 < float((a - b).abs().max()) < 1e-14
     assert compare_values(a, b, tolerance(a, b)) is not None
-    assert compare_values(a, b, tolerance(a, b, max(left.by_name["out"], right.by_name["out"]))) is None
+    assert compare_values(a, b, tolerance(a, b, noise)) is None
     # A real change is far above it.
-    assert compare_values(a, b + 1e-12, tolerance(a, b, max(left.by_name["out"], right.by_name["out"]))) is not None
+    assert compare_values(a, b + 1e-12, tolerance(a, b, noise)) is not None
 
 
-def test_roundoff_moves_rounding_operators_only():
+def test_rounding_moves_rounding_operators_only():
     b = Builder()
     b.input("x", (50,))
     same = b.add("aten.clone.default", "x", shape=(50,))
     view = b.add("aten.view.default", same, [50], shape=(50,))
     b.add("aten.exp.default", view, shape=(50,), name="out")
-    x = rand(50)
-    perturbation = Perturbation("roundoff", 1)
-    got = run_sequential(b.done("out", view), {"x": x}, options=Options(perturbation=perturbation))
-    assert torch.equal(got[view], x)
-    assert perturbation.touched == 1
-    relative = ((got["out"] - x.exp()) / x.exp()).abs()
-    assert 0 < float(relative.max()) < 4 * 2.0**-52
+    graph, x = b.done("out", view), rand(50)
+    up, down = (run_sequential(graph, {"x": x}, options=Options(arithmetic=Arithmetic(sign))) for sign in (1, -1))
+    assert torch.equal(up[view], x)
+    assert torch.equal(down[view], x)
+    above = up["out"] > x.exp()
+    assert 0 < int(above.sum()) < 50
+    assert torch.equal(above, down["out"] < x.exp())
+    assert float(((up["out"] - x.exp()) / x.exp()).abs().max()) < 17 * 2.0**-52
+
+
+def test_counts_are_not_rounded():
+    graph = capture(lambda n: torch.histc(n, 4, 0, 12).int(), (torch.ones(12),), name="counts")
+    counts = {graph.inputs[0].name: torch.arange(12, dtype=torch.float64)}
+    runs = [run_sequential(graph, counts, options=Options(arithmetic=Arithmetic(sign))) for sign in (0, 1, -1)]
+    assert all(torch.equal(r[graph.outputs[0]], runs[0][graph.outputs[0]]) for r in runs)
 
 
 def test_response_that_changes_an_integer_is_infinite():

@@ -89,6 +89,12 @@ def test_text_has_both_source_lines_counts_and_colours_only_on_demand() -> None:
     assert "\x1b[31mNOT_EQUIVALENT" in render(doc, colour=True)
 
 
+def test_text_names_synthesised_rules() -> None:
+    text = render(document(result(PairResult("good", "EQUIVALENT", rules_synthesised=["learnt-1", "learnt-2"]))))
+    assert "synthesised rules: learnt-1, learnt-2" in text
+    assert "synthesised" not in render(document(result(PairResult("good", "EQUIVALENT"))))
+
+
 def test_round_trip_and_nothing_but_a_report_is_read(tmp_path: Path) -> None:
     doc = document(result(refuted()))
     write_report(doc, tmp_path / "a" / "b")
