@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from math import prod
 
@@ -33,14 +33,21 @@ def global_name(tensor: int) -> str:
     return f"$t{tensor}"
 
 
-def encode(low: Lowering) -> Iterator[str]:
-    """Commands that define every tensor of a side, operands first."""
+def encode(
+    low: Lowering, more: Iterable[Tensor] = (), definitions: Collection[str] | None = None
+) -> Iterator[str]:
+    """Commands that define every tensor of a side, operands first.
+
+    Args:
+        more: further tensors. definitions: those that make their kernel and composite equal, None = all.
+    """
     done: set[int] = set()
     specs: set[str] = set()
-    for tensor in list(tensors(low)):
+    for tensor in [*tensors(low), *more]:
         yield from _define(low, tensor, done, specs)
-    for kernel, composite in low.forms:
-        yield f"(union {global_name(kernel.id)} {global_name(composite.id)})"
+    for form in low.forms:
+        if definitions is None or form.definition in definitions:
+            yield f"(union {global_name(form.kernel.id)} {global_name(form.composite.id)})"
 
 
 def tensors(low: Lowering) -> Iterator[Tensor]:
@@ -50,8 +57,8 @@ def tensors(low: Lowering) -> Iterator[Tensor]:
             yield value
         else:
             yield from getattr(value, "made", {}).values()
-    for kernel, composite in low.forms:
-        yield from (kernel, composite)
+    for form in low.forms:
+        yield from (form.kernel, form.composite)
 
 
 def free_dims(spec: str) -> Iterator[tuple[str, int, int, int]]:

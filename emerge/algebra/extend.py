@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from emerge.algebra.encode import encode, global_name, tensors
@@ -41,6 +42,7 @@ class Extension:
     Attributes:
         forms: tensors added as other ways to compute a tensor. merged: pairs of tensors of the graph found equal.
         fired: rule -> matches. stopped: why the saturation ended early, or "".
+        pairs: tensors found equal, the second perhaps an added form. files: the rules.
     """
 
     forms: int = 0
@@ -50,16 +52,21 @@ class Extension:
     fired: dict[str, int] = field(default_factory=dict)
     stopped: str = ""
     seconds: float = 0.0
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    files: Sequence[Path] = ()
+    budget: Budget = BUDGET
 
 
-def extend(low: Lowering, files: Sequence[Any], budget: Budget = BUDGET) -> Extension:
+def extend(low: Lowering, files: Sequence[Path], budget: Budget = BUDGET) -> Extension:
     """Saturates the terms of a side and writes what is equal into its facts."""
     found = saturate(encode(low), files, budget)
     builder = _Builder(low, found)
     result = Extension(
-        fired={k: n for k, n in found.fired.items() if n}, terms=found.terms, rounds=found.rounds, stopped=found.stopped
-    )
+        fired={k: n for k, n in found.fired.items() if n}, terms=found.terms, rounds=found.rounds, stopped=found.stopped,
+        files=files, budget=budget,
+    )  # fmt: skip
     builder.run(result)
+    result.pairs = builder.pairs
     result.seconds = found.seconds
     return result
 
@@ -80,6 +87,7 @@ class _Builder:
         self.chosen = _cheapest(found, set(self.originals))
         self.representative: dict[int, Tensor | None] = {}
         self.written: set[tuple[int, int]] = set()
+        self.pairs: list[tuple[Tensor, Tensor]] = []
 
     def run(self, result: Extension) -> None:
         low = self.low
@@ -102,6 +110,7 @@ class _Builder:
         if target.shape != form.shape or (target.id, form.id) in self.written:
             return 0
         self.written.add((target.id, form.id))
+        self.pairs.append((target, form))
         self.low.base.add("same", target.id, form.id)
         return 1
 
