@@ -6,9 +6,10 @@ again with the rules and definitions up to one level only: tensors that are in o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from emerge.algebra.encode import encode, global_name
+from emerge.algebra.extend import Equality, Extension
 from emerge.algebra.saturate import saturate
 from emerge.facts.lower import Lowering
 
@@ -24,20 +25,33 @@ def equality_levels(low: Lowering, level: Callable[[str], int], exact: bool = Tr
         exact: False = the highest level for all, without a saturation.
     """
     found = low.extension
-    pairs = [(v, w) for v, w in found.pairs] if found is not None else []
-    pairs += [pair for f in low.forms for pair in ((f.kernel, f.composite), (f.composite, f.kernel))]
+    equalities: list[Equality] = list(found.equalities) if found is not None else []
+    equalities += [e for f in low.forms for e in (Equality(f.kernel, f.composite), Equality(f.composite, f.kernel))]
     names = {*(found.fired if found is not None else ()), *(f.definition for f in low.forms)}
     known = sorted({level(name) for name in names})
-    levels = dict.fromkeys(((v.id, w.id) for v, w in pairs), known[-1] if known else 0)
+    levels = {(e.tensor.id, e.other.id): known[-1] if known else 0 for e in equalities}
     if found is None or not exact:
         return levels
     for most in known[:-1]:
         rules = {name for name in found.fired if level(name) <= most}
-        tensors = dict.fromkeys(t for pair in pairs for t in pair)
-        admitted = {f.definition for f in low.forms if level(f.definition) <= most}
-        named = saturate(encode(low, tensors, admitted), found.files, found.budget, rules).named
-        for v, w in pairs:
-            one, other = named.get(global_name(v.id)), named.get(global_name(w.id))
-            if one is not None and one == other:
-                levels[v.id, w.id] = min(most, levels[v.id, w.id])
+        definitions = {f.definition for f in low.forms if level(f.definition) <= most}
+        for e, joined in zip(equalities, _joined(low, equalities, rules, definitions)):
+            if joined:
+                levels[e.tensor.id, e.other.id] = min(most, levels[e.tensor.id, e.other.id])
     return levels
+
+
+def _joined(low: Lowering, equalities: Sequence[Equality], rules: Collection[str], definitions: Collection[str]) -> list[bool]:
+    """Which equalities follow from some rules and definitions alone."""
+    found: Extension = low.extension
+    tensors = dict.fromkeys(
+        t for e in equalities for t in (e.tensor, e.other, *(e.term.operands if e.term is not None else ()))
+    )
+    lines = list(encode(low, tensors, found.added, definitions))
+    lines += [f"(let $e{k} {e.term})" for k, e in enumerate(equalities) if e.term is not None]
+    named = saturate(lines, found.files, found.budget, rules).named
+    out = []
+    for k, e in enumerate(equalities):
+        tensor, other = named.get(global_name(e.tensor.id)), named.get(f"$e{k}" if e.term else global_name(e.other.id))
+        out.append(tensor is not None and tensor == other)
+    return out
