@@ -94,10 +94,16 @@ class Levels:
 
 
 class LastStep(NamedTuple):
-    """How a fact follows from others of its kind. ``causes``: laws and given facts of that level, none at level 0."""
+    """How a fact follows from others of its kind.
+
+    Attributes:
+        causes: laws and given facts of that level, none at level 0.
+        passed: facts of the kind in between, which end no step.
+    """
 
     level: int
     causes: frozenset[str | Fact]
+    passed: frozenset[Fact] = frozenset()
 
 
 def value_text(value: Any) -> str:
@@ -236,8 +242,8 @@ class DerivationLog:
         while work:
             number = work.pop()
             level = step_level[number]
-            causes, below = self._between(number, by[level], cut, level, solution)
-            found[index.facts[number]] = LastStep(level, causes)
+            step, below = self._between(number, by[level], cut, level, solution)
+            found[index.facts[number]] = step._replace(passed=frozenset(f for f in step.passed if f.relation == relation))
             work += below - seen
             seen |= below
         return found
@@ -301,8 +307,9 @@ class DerivationLog:
 
     def _between(
         self, goal: int, steps: _Steps, cut: Collection[int], level: int, solution: _Solution
-    ) -> tuple[frozenset[str | Fact], set[int]]:
-        """What has ``level``, if it is above 0, between a fact and those of ``cut`` that it follows from, and these."""
+    ) -> tuple[LastStep, set[int]]:
+        """What is between a fact and those of ``cut`` that it follows from, and these. Facts that need none are left out at
+        level 0."""
         index = solution.index
         causes: set[str | Fact] = set()
         below: set[int] = set()
@@ -325,7 +332,8 @@ class DerivationLog:
                 elif premise not in seen and (level or premise not in steps.free):
                     seen.add(premise)
                     work.append(premise)
-        return frozenset(causes), below
+        seen.remove(goal)
+        return LastStep(level, frozenset(causes), frozenset(index.facts[n] for n in seen)), below
 
     def given_used(
         self, facts: Iterable[Fact | tuple[str, Args]], relation: str, levels: Levels | Mapping[str, int] | None = None

@@ -13,7 +13,6 @@ _COLOURS = {"EQUIVALENT": "32", "NOT_EQUIVALENT": "31", "UNKNOWN": "33", "ERROR"
 #: Assumptions and outputs listed per pair before the rest is only counted.
 MOST_LISTED = 6
 MOST_FINDINGS = 4
-MOST_LAWS = 4
 #: What nodes rest on that no proved law covers, in words.
 _REST = {
     "kernel_contracts": "definitions of kernels",
@@ -113,15 +112,8 @@ def _coverage_lines(p: dict[str, Any]) -> Iterator[str]:
         return
     proved = p["coverage"]["proved"]
     parts = [f"{rest[kind]} on {text}" for kind, text in _REST.items() if rest.get(kind)]
-    others = f"; of the others {', '.join(parts)}" if parts else ""
-    yield f"  coverage: proved laws for {proved} of {total} reference nodes ({100 * proved // total}%){others}"
-    if rest.get("by"):
-        yield "  rest on: " + ", ".join(f"{name} ({n})" for name, n in _first(rest["by"]))
-
-
-def _first(by: dict[str, int]) -> list[tuple[str, int]]:
-    """The laws that most nodes rest on."""
-    return sorted(by.items(), key=lambda item: (-item[1], item[0]))[:MOST_LAWS]
+    others = f"; of the others rest {', '.join(parts)}" if parts else ""
+    yield f"  coverage: {proved} of {total} reference nodes ({100 * proved // total}%) by proved laws{others}"
 
 
 def _output_name(o: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from emerge.rules.term_values import NoValue, place
 MOVING = {"Map1", "Map2", "Map3", "Scale", "Shift", "Place", "View", "Slice", "Cat", "Range", "Lookup", "Einsum"}
 #: Casts to types that hold all whole numbers up to :data:`EXACT`.
 CASTS = ("cast#float32", "cast#float64")
+_CASTS = tuple(map(Lit, CASTS))
 EXACT = 1 << 24
 #: Whole numbers in one term or condition of a rule may add up to so much (also as factors they make no more): the
 #: instances have sizes on both sides of it.
@@ -33,13 +34,15 @@ def moves_only(rule: EqualityRule) -> bool:
     """Do all terms of a rule move elements or work on each alone, and its conditions name small numbers only?"""
     terms: list[Term] = [t for _, t in rule.patterns] + [t for pair in rule.unions for t in pair]
     terms += [t for _, t in rule.lets]
-    for term in [*terms, *map(_without_bound, rule.conditions)]:
+    casts = [t for term in terms for t in subterms(term) if isinstance(t, App) and t.op == "Map1" and t.args[0] in _CASTS]
+    if not all(_exact(t, rule) for t in casts):
+        return False
+    conditions = [_without_bound(c) if casts else c for c in rule.conditions]
+    for term in [*terms, *conditions]:
         inner = list(subterms(term))
         if any(isinstance(t, App) and t.op in CONSTRUCTORS and t.op not in MOVING for t in inner):
             return False
         if sum(abs(t.value) for t in inner if isinstance(t, Lit) and isinstance(t.value, int)) > LARGEST:
-            return False
-        if any(isinstance(t, App) and t.op == "Map1" and t.args[0] in map(Lit, CASTS) and not _exact(t, rule) for t in inner):
             return False
     return True
 
@@ -49,7 +52,8 @@ def _exact(cast: App, rule: EqualityRule) -> bool:
     numbers = _numbers(cast.args[1])
     bounded = [
         set(subterms(c.args[0])) for c in rule.conditions
-        if isinstance(c, App) and c.op == "<=" and isinstance(c.args[1], Lit) and c.args[1].value <= EXACT
+        if isinstance(c, App) and c.op == "<=" and isinstance(c.args[1], Lit) and isinstance(c.args[1].value, int)
+        and c.args[1].value <= EXACT
     ]  # fmt: skip
     return not numbers or any(numbers <= b for b in bounded)
 
@@ -68,8 +72,7 @@ def _numbers(term: Term) -> set[Term]:
 
 
 def _without_bound(condition: Term) -> Term:
-    """A condition ``t <= n`` without ``n``: terms that name small numbers only do not part there, so they are equal without
-    the condition if they are equal with it."""
+    """A condition ``t <= n`` without ``n``, which says what a type holds: up to there the terms are alike."""
     if isinstance(condition, App) and condition.op == "<=" and isinstance(condition.args[1], Lit):
         return condition.args[0]
     return condition

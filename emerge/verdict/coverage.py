@@ -78,14 +78,15 @@ def _by_step(
         if fact.relation != "aligned":
             add(structure.root(structure.claim_tensors(fact.args[0])[0]), step)
             continue
-        reference, implementation = fact.args[:2]
+        reference = fact.args[0]
         add(reference, step)
         # the tensor of a kernel without a lowering of its own is what the kernel's definition says
-        for name in contracts.get(implementation, ()):
-            add(reference, _named(name, levels))
-        law = other.signature_law.get(other.op_of.get(implementation, -1))
-        if law is not None:
-            add(reference, _named(law, levels))
+        for implementation in {f.args[1] for f in (fact, *step.passed)}:
+            for name in contracts.get(implementation, ()):
+                add(reference, _named(name, levels))
+            law = other.signature_law.get(other.op_of.get(implementation, -1))
+            if law is not None:
+                add(reference, _named(law, levels))
     own: dict[str, list[LastStep]] = defaultdict(list)
     for user, _, name in low.defined:
         own[user].append(_named(name, levels))
@@ -172,7 +173,7 @@ def _weaker(a: LastStep, b: LastStep | None) -> LastStep:
     """The weaker one of two steps that are both needed, with what makes it so."""
     if b is None or a.level > b.level:
         return a
-    return LastStep(a.level, a.causes | b.causes) if a.level == b.level else b
+    return LastStep(a.level, a.causes | b.causes, a.passed | b.passed) if a.level == b.level else b
 
 
 def _readers_first(names: Sequence[str], readers: Mapping[str, list[str]]) -> list[str]:
