@@ -201,7 +201,7 @@ class DerivationLog:
         solution = self._solve(levels)
         return {
             fact: solution.level[number]
-            for fact, number in solution.index.numbers.items()
+            for number, fact in enumerate(solution.index.facts)
             if fact.relation == relation and solution.rank[number] >= 0
         }
 
@@ -374,7 +374,7 @@ class DerivationLog:
 
     def _require(self, fact: Fact, solution: _Solution) -> int:
         self._require_logged(fact.relation)
-        number = solution.index.numbers.get(fact)
+        number = solution.index.number(fact)
         if number is None or solution.rank[number] < 0:
             raise InputError(f"{fact} was not derived, so there is nothing to explain")
         return number
@@ -460,29 +460,44 @@ class _Index:
     def __init__(
         self, rules: Sequence[_Reader], rows: Sequence[Sequence[Args]], given: Mapping[str, set[Args]]
     ) -> None:
-        self.numbers: dict[Fact, int] = {}
+        self.facts: list[Fact] = []
+        self._numbers: dict[str, dict[Args, int]] = {}
         self.instance_rule: list[int] = []
         self.first_instance: list[int] = []
         self.head: list[int] = []
         self.premises: list[tuple[int, ...]] = []
-        number = self.numbers.setdefault
         for rule, (reader, rule_rows) in enumerate(zip(rules, rows)):
             self.first_instance.append(len(self.head))
-            name, arguments = reader.head
-            premises = [(p, a) for p, a in reader.premises if p in given]
-            for row in rule_rows:
-                self.instance_rule.append(rule)
-                self.head.append(number(Fact(name, arguments(row)), len(self.numbers)))
-                numbers = [number(Fact(p, a(row)), len(self.numbers)) for p, a in premises]
-                self.premises.append(tuple(dict.fromkeys(numbers)))
+            self.instance_rule += [rule] * len(rule_rows)
+            self.head += self._numbered(reader.head[0], map(reader.head[1], rule_rows))
+            read = [self._numbered(p, map(a, rule_rows)) for p, a in reader.premises if p in given]
+            self.premises += map(_once, zip(*read)) if read else [()] * len(rule_rows)
         for name, given_rows in given.items():
-            for row in given_rows:
-                number(Fact(name, row), len(self.numbers))
-        self.facts: list[Fact] = list(self.numbers)
+            self._numbered(name, given_rows)
         self.users: list[list[int]] = [[] for _ in self.facts]
         for instance, numbers_of in enumerate(self.premises):
             for premise in numbers_of:
                 self.users[premise].append(instance)
+
+    def number(self, fact: Fact) -> int | None:
+        """The number of a fact, None where no instance speaks about it."""
+        return self._numbers.get(fact.relation, {}).get(fact.args)
+
+    def _numbered(self, name: str, rows: Iterable[Args]) -> list[int]:
+        known = self._numbers.setdefault(name, {})
+        facts = self.facts
+        out = []
+        for args in rows:
+            number = known.get(args)
+            if number is None:
+                number = known[args] = len(facts)
+                facts.append(Fact(name, args))
+            out.append(number)
+        return out
+
+
+def _once(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    return numbers if len(set(numbers)) == len(numbers) else tuple(dict.fromkeys(numbers))
 
 
 class _Steps(NamedTuple):
@@ -508,7 +523,7 @@ class _Solution:
     ) -> None:
         self.index = index
         self.instance_levels = [rule_levels[rule] for rule in index.instance_rule]
-        self.given_levels = {index.numbers[f]: n for f, n in facts.items() if n and f in index.numbers}
+        self.given_levels = {k: n for f, n in facts.items() if n and (k := index.number(f)) is not None}
         self.rank = [-1] * len(index.facts)
         self.level = [0] * len(index.facts)
         self.chosen = [-1] * len(index.facts)
