@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from emerge.campaign.config import PairSpec, RelationSpec
-from emerge.capture.loading import loading_relations, packed_alignment
+from emerge.capture.loading import loading_relations, output_relations, packed_alignment
 from emerge.capture.relations import CaptureRelations, by_label, placement_relations
 from emerge.capture.source import SourceSpec, load_spec
 from emerge.facts.families import FamilyGraph, FamilyInput, mesh_from, zip_families
@@ -219,6 +219,7 @@ class _Builder:
         self.spec, self.mesh = spec, mesh
         self.reference, self.implementation = _Side(reference, "reference"), _Side(implementation, "implementation")
         self.ambiguities: list[Ambiguity] = []
+        self.padded_rows: set[str] = set()  # reference outputs whose rows end in padding, which nothing is claimed about
 
     def run(self, relations: Relations | None) -> Prepared:
         spec = self.spec
@@ -234,7 +235,7 @@ class _Builder:
         given = check_consistent(given, shapes, self.mesh)
         claims = check_consistent(claims, shapes, self.mesh, claims=True)
         self.check_constants(given)
-        check_covered(claims, {n: t.shape for n, t in self.reference.types.items()})
+        check_covered(claims, {n: t.shape for n, t in self.reference.types.items()}, self.padded_rows)
         problem = Problem(self.reference.graph, self.implementation.graph, self.mesh, given, claims)
         claimed = {c.reference.name for c in claims} | {a.name for a in self.ambiguities if a.section == "outputs"}
         outputs = list(dict.fromkeys(o.name for o in self.reference.graph.outputs if o.name is not None))
@@ -340,7 +341,7 @@ class _Builder:
         if spec.outputs is not None:
             return self.output_lines(spec.outputs)
         if relations is None:
-            return self.default_outputs(pair_outputs(self.reference.graph, self.implementation.graph, spec.place))
+            return self.captured_outputs()
         entries = [*relations.expected_outputs, *relations.extra_outputs]
         claims = self.entries(entries)
         missing = [n for n in dict.fromkeys(relations.claimed_outputs) if n not in {e.seq for e in entries}]
@@ -348,6 +349,20 @@ class _Builder:
             pairs = pair_outputs(self.reference.graph, self.implementation.graph, relations.path)
             claims += self.default_outputs([self.paired(pairs, n, relations.path) for n in missing])
         return claims
+
+    def captured_outputs(self) -> list[Statement]:
+        """Claims from what a capture says its outputs hold; the other outputs correspond by name or position."""
+        reference, implementation = self.reference.graph, self.implementation.graph
+        held = output_relations(reference.graphs[0], implementation.graphs, self.mesh.axes)
+        out = [replace(s, origin="placement") for s in self.entries(held.inputs)]
+        for name, why in held.open.items():
+            self.ambiguities.append(Ambiguity("outputs", name, held.partners.get(name, name), (), why))
+        done = {e.seq for e in held.inputs} | set(held.open)
+        self.padded_rows = held.padded
+        if all(o.name is None or o.name in done for o in reference.outputs):
+            return out
+        pairs = pair_outputs(reference, implementation, self.spec.place)
+        return out + self.default_outputs([p for p in pairs if p.reference not in done])
 
     def paired(self, pairs: list[OutputPair], name: str, place: str) -> OutputPair:
         found = pair_of(pairs, name)

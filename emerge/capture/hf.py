@@ -6,7 +6,7 @@ No file is downloaded and no hub is asked: the class and its config are built fr
       architecture: LlamaForCausalLM
       config: {hidden_size: 64, num_hidden_layers: 2, ...}
       tp_size: 2                      # Transformers' own tensor-parallel plan; with ep_size its expert-parallel one
-    inputs: {batch: 2, seq: 16}
+    inputs: {batch: 2, seq: 16}         # seqs: [8, 16] = one sequence after another; past: 7 = after 7 cached tokens
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from emerge.capture.base import CaptureError, Substitution
+from emerge.capture.sequences import past_lengths, sequence_lengths
 from emerge.graph.model import Graph
 
 _KNOWN = ("architecture", "config", "tp_size", "ep_size", "ep_implementation", "dtype", "attention", "experts")
@@ -36,7 +37,8 @@ class HFSpec:
 
     Attributes:
         architecture: class name, e.g. ``LlamaForCausalLM``. config: fields of its config; the rest keeps its defaults.
-        batch, seq: sizes of ``input_ids``. tp_size, ep_size: Transformers' own parallelism.
+        batch, seq: sizes of ``input_ids``. seqs: lengths of sequences that the model is run on one after another, instead.
+        past: cached tokens of every row or sequence; empty = no cache. tp_size, ep_size: Transformers' own parallelism.
         dtype: of the parameters; default float32 with data, bfloat16 without.
         attention: ``sdpa`` or ``eager``. experts: implementation of expert layers.
         weights: folder of local safetensors files; default random weights.
@@ -46,6 +48,8 @@ class HFSpec:
     config: dict[str, Any] = field(default_factory=dict)
     batch: int = 1
     seq: int = 16
+    seqs: tuple[int, ...] = ()
+    past: tuple[int, ...] = ()
     tp_size: int = 1
     ep_size: int = 1
     ep_implementation: str | None = None
@@ -77,11 +81,20 @@ class HFSpec:
                 raise CaptureError(
                     f"expected a positive integer for {key!r}, found {sizes[key]!r}; correct it", "inputs"
                 )
+        if "seqs" in sizes and ("batch" in sizes or "seq" in sizes):
+            raise CaptureError("expected 'batch' and 'seq', or 'seqs', found both; drop one", "inputs")
+        seqs = sequence_lengths(sizes) if "seqs" in sizes else ()
+        sizes.pop("seqs", None)
+        batch, seq = sizes.pop("batch", 1), sizes.pop("seq", 16)
+        past = past_lengths(sizes, len(seqs) or batch)
+        sizes.pop("past", None)
+        if past and not seqs and len(set(past)) > 1:
+            raise CaptureError(
+                f"expected one length for the past of all rows, found {list(past)}; use 'seqs' instead of 'batch'",
+                "inputs",
+            )
         given: dict[str, Any] = {k: (dict(v) if k == "config" else v) for k, v in hf.items()}
-        return HFSpec(
-            **given,
-            batch=sizes.pop("batch", 1), seq=sizes.pop("seq", 16), inputs=sizes,
-        )  # fmt: skip
+        return HFSpec(**given, batch=batch, seq=seq, seqs=seqs, past=past, inputs=sizes)
 
 
 def capture_hf(
@@ -96,7 +109,7 @@ def capture_hf(
 ) -> list[Graph]:
     """The graphs of a Transformers model: one, or one per rank of its tensor-parallel plan.
 
-    Outputs are the logits (or the last hidden state), without kv cache. In train mode the inputs are their own
+    Outputs are the logits (or the last hidden state), without kv cache unless there is a past. In train mode the inputs are their own
     labels, and loss and gradients are the outputs.
 
     Raises:
@@ -162,6 +175,12 @@ def _build(spec: HFSpec, mode: str, fake: bool, stored: dict[str, Any]) -> Any:
         put_weights(model, stored)
     if spec.tp_size > 1 or spec.ep_size > 1:
         model = distribute(model, spec)
+    if spec.seqs or spec.past:
+        if mode == "train":
+            raise CaptureError("'seqs' and 'past' are for mode eval; drop them or the mode", "inputs")
+        from emerge.capture.hf_past import sequence_program
+
+        return sequence_program(model, spec)
     ids = torch.zeros(spec.batch, spec.seq, dtype=torch.int64)
     kwargs: dict[str, Any] = {"use_cache": False, "return_dict": True, **spec.inputs}
     if mode == "train":

@@ -26,11 +26,13 @@ class LoadingRelations:
     Attributes:
         inputs: entries of kind ``aligned``.
         open: reference name -> why a box of it has no form as a relation. partners: its implementation input.
+        padded: reference outputs with a part of every row, as far as its sequence goes.
     """
 
     inputs: list[RelationEntry] = field(default_factory=list)
     open: dict[str, str] = field(default_factory=dict)
     partners: dict[str, str] = field(default_factory=dict)
+    padded: set[str] = field(default_factory=set)
 
 
 def loading_relations(reference: Graph, ranks: Sequence[Graph], mesh: Mapping[str, int]) -> LoadingRelations:
@@ -49,6 +51,37 @@ def loading_relations(reference: Graph, ranks: Sequence[Graph], mesh: Mapping[st
             continue
         boxes = [[b for b in i.extra.get("loaded") or () if "of" in b] for i in items if i is not None]
         _parameter(out, known, name, boxes, mesh, [i for i in items if i is not None])
+    return out
+
+
+def output_relations(reference: Graph, ranks: Sequence[Graph], mesh: Mapping[str, int]) -> LoadingRelations:
+    """Claims between the outputs of a reference capture and ranks that say which boxes their outputs hold."""
+    out = LoadingRelations()
+    labels = reference.extra.get("output_labels") or ()
+    types = reference.types()
+    known = {
+        label: Input(name, types[name].dtype, types[name].shape, label)
+        for label, name in zip(labels, reference.outputs)
+        if name in types
+    }
+    said = [g.extra.get("output_boxes") for g in ranks]
+    if not all(isinstance(s, dict) for s in said):
+        return out
+    tables = [dict(zip(g.extra.get("output_labels") or (), g.outputs)) for g in ranks]
+    for label in said[0] or ():
+        names = [t.get(label) for t in tables]
+        types_of = [g.types() for g in ranks]
+        if any(n is None or n not in t or label not in (s or {}) for n, t, s in zip(names, types_of, said)):
+            continue
+        items = [Input(str(n), t[str(n)].dtype, t[str(n)].shape, label) for n, t in zip(names, types_of)]
+        if len({i.name for i in items}) > 1:
+            continue
+        boxes = [(s or {})[label] for s in said]
+        _parameter(out, known, items[0].name, boxes, mesh, items)
+        for ref in known.values():
+            of = [b for b in boxes[0] if b["of"] == ref.label]
+            if of and ref.name not in out.open and _rows_end_in_padding(of, ref.shape):
+                out.padded.add(ref.name)
     return out
 
 
@@ -83,6 +116,16 @@ def _parameter(
             continue  # the other side is no capture of that model
         ref = known[label]
         mine = [[b for b in rank if b["of"] == label] for rank in boxes]
+        misfit = next((b for rank in mine for b in rank if not _inside(b, ref.shape)), None)
+        if misfit is None and mine and mine[0] and not _holds_sequences(mine[0], ref.shape):
+            misfit = mine[0][-1]
+        if misfit is not None:
+            out.open[ref.name] = (
+                f"its shape is {list(ref.shape)}, but {name!r} holds {misfit['at']} of it; capture both sides with the "
+                "same sequences"
+            )
+            out.partners[ref.name] = name
+            continue
         if len(labels) == 1:
             mine = _with_padding(mine, items, ref)
         if any([b["local"] for b in m] != [b["local"] for b in mine[0]] for m in mine):
@@ -97,6 +140,27 @@ def _parameter(
                 out.open[ref.name], out.partners[ref.name] = entry, name
             else:
                 out.inputs.append(entry)
+
+
+def _inside(box: dict[str, Any], shape: Shape) -> bool:
+    return len(box["at"]) == len(shape) and all(int(high) <= int(n) for (_, high), n in zip(box["at"], shape))
+
+
+def _holds_sequences(boxes: Sequence[dict[str, Any]], shape: Shape) -> bool:
+    """Every row, and of the longest sequence every token; True for boxes that are not of sequences."""
+    at = boxes[0].get("tokens")
+    if at is None:
+        return True
+    return _rows(boxes) == list(range(int(shape[0]))) and max(b["at"][at][1] for b in boxes) == shape[at]
+
+
+def _rows(boxes: Sequence[dict[str, Any]]) -> list[int]:
+    return sorted(row for b in boxes for row in range(*b["at"][0]))
+
+
+def _rows_end_in_padding(boxes: Sequence[dict[str, Any]], shape: Shape) -> bool:
+    at = boxes[0].get("tokens")
+    return at is not None and any(b["at"][at][1] < int(shape[at]) for b in boxes)
 
 
 def _with_padding(mine: list[list[dict[str, Any]]], items: list[Input], ref: Input) -> list[list[dict[str, Any]]]:

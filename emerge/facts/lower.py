@@ -296,6 +296,10 @@ class Lowering:
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
+        #: (size, start, stop) of parts of dimensions that statements speak about, and slices whose forms are not written yet.
+        self.sections: frozenset[tuple[int, int, int]] = frozenset()
+        self.form_of_slice: dict[int, tuple[Made, int]] = {}  # slice -> what it was made by on sliced operands, and that form
+        self.sections_left: list[tuple[Tensor, int, int, int, Tensor]] = []
         self.storage = Storage()
         self.sent: dict[str, Any] = {}  # send node -> what it sends
         self.ranks_of: dict[str, tuple[int, ...]] = {}

@@ -20,6 +20,7 @@ from emerge.facts.mesh import Mesh
 from emerge.facts.number_types import write_types
 from emerge.kernels.lowered import Meanings
 from emerge.kernels.registry import definitions
+from emerge.relate.consistency import uncovered
 from emerge.relate.statement import Piece, Statement
 from emerge.util.resources import resource_dir
 
@@ -113,20 +114,19 @@ def lower_problem(
     meanings: Meanings | None = None,
 ) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
+    from emerge.facts.ops.layout import note_sections
+
     base = FactBase()
     ref = Lowering(base, REFERENCE, Mesh({}), described, meanings)
     imp = Lowering(base, IMPLEMENTATION, problem.mesh, described, meanings)
     ref.flat_views, imp.flat_views = flat_views
     ref.padded_inputs = padded_inputs(problem)
+    ref.sections = sections(problem.reference, (c.reference for c in problem.outputs))
+    imp.sections = sections(problem.implementation, (c.implementation for c in problem.outputs))
     ref.causal_masks, imp.causal_masks = problem.causal_masks
     ref.executed, imp.executed = problem.executed
     ref.lower(problem.reference)
-    for statement in problem.inputs:
-        # where the reference fails nothing is claimed, so its indices are in range on the implementation's side too
-        limit = ref.index_limits.get(statement.reference.name)
-        if limit is not None and not statement.implementation.cuts:
-            name = statement.implementation.name
-            imp.limits[name] = min(limit, imp.limits.get(name, limit))
+    imp.limits = index_limits(problem, ref.index_limits)
     imp.lower(problem.implementation)
     write_types(base, (ref.number_types, imp.number_types))
     for axis, size in enumerate(problem.mesh.sizes):
@@ -146,6 +146,8 @@ def lower_problem(
             number = len(given) + len(claims) + 1
             numbers[number] = statement
             write_statement(base, kind, number, s, d, statement)
+    for low in (ref, imp):
+        note_sections(low)
     if algebra is not None:
         from emerge.algebra.extend import extend
 
@@ -155,6 +157,41 @@ def lower_problem(
             low.extension = extend(low, algebra)
     write_scales(base, problem.mesh)
     return base, ref, imp, given, claims, unusable
+
+
+def index_limits(problem: Problem, limits: Mapping[str, int]) -> dict[str, int]:
+    """Implementation input -> n where all its elements are elements of reference inputs that lie in ``[0, n)``.
+
+    Where the reference fails nothing is claimed, so its indices are in range on the implementation's side too.
+
+    Args:
+        limits: the same for reference inputs.
+    """
+    types = problem.implementation.types()
+    found: dict[str, list[Statement]] = {}
+    for statement in problem.inputs:
+        if statement.reference.name in limits and statement.implementation.name in types:
+            found.setdefault(statement.implementation.name, []).append(statement)
+    out = {}
+    for name, statements in found.items():
+        whole = [limits[s.reference.name] for s in statements if not s.implementation.cuts]
+        if whole:
+            out[name] = min(whole)
+        elif uncovered([s.implementation for s in statements], types[name].shape) is None:
+            out[name] = max(limits[s.reference.name] for s in statements)
+    return out
+
+
+def sections(graph: FamilyGraph, claimed: Iterable[Piece]) -> frozenset[tuple[int, int, int]]:
+    """(size, start, stop) of the parts of dimensions that claims are about."""
+    types = graph.types()
+    found = set()
+    for piece in claimed:
+        for dim, start, stop in piece.cuts:
+            size = types[piece.name].shape[dim]
+            if isinstance(size, int):
+                found.add((size, start, stop))
+    return frozenset(found)
 
 
 def padded_inputs(problem: Problem) -> dict[str, dict[int, int]]:

@@ -4,12 +4,13 @@ They are functional, look nothing up, and take everything that changes the resul
 captured they only give results of the right shape; what they compute is written in ``emerge/execute/ops/vllm.py``.
 
 ``emerge_vllm.attention(q [T,h,d], k [T,g,d], v [T,g,e], query_start_loc, scale, causal, window, softcap, alibi_slopes,
-sinks, chunk) -> [T,h,e]``
+sinks, chunk, key_start_loc) -> [T,h,e]``
     Tokens of several sequences lie one after another; sequence ``i`` is ``query_start_loc[i]:query_start_loc[i+1]``
     and sees only itself. Scores are ``q k^T * scale``, then ``tanh(s/softcap)*softcap`` where softcap is not 0, plus
     ``alibi_slopes[h] * (key - query)``. Query ``i`` sees key ``j`` where ``j <= i`` if causal, ``j > i - window`` (and
     ``j < i + window`` if not causal) if window > 0, and ``i // chunk == j // chunk`` if chunk > 0. ``sinks[h]`` is one
-    more score in the denominator of the softmax. ``h`` is a multiple of ``g``: query heads share key heads in groups.
+    more score in the denominator of the softmax. With ``key_start_loc`` there are more keys than queries: those of sequence
+    ``i`` are ``key_start_loc[i]:key_start_loc[i+1]``, the past first, and queries count from the end of the past. ``h`` is a multiple of ``g``: query heads share key heads in groups.
 
 ``emerge_vllm.experts(x [T,m], w13 [E,2i,m] , w2 [E,m,i], b13 [E,2i], b2 [E,m], weights [T,k], ids [T,k], activation,
 weight_on_input) -> [T,m]``
@@ -27,7 +28,7 @@ import torch
 NAMESPACE = "emerge_vllm"
 ATTENTION = (
     "attention(Tensor query, Tensor key, Tensor value, int[] query_start_loc, float scale, bool causal, int window, "
-    "float softcap, Tensor? alibi_slopes, Tensor? sinks, int chunk) -> Tensor"
+    "float softcap, Tensor? alibi_slopes, Tensor? sinks, int chunk, int[]? key_start_loc=None) -> Tensor"
 )
 EXPERTS = (
     "experts(Tensor hidden_states, Tensor w13, Tensor w2, Tensor? w13_bias, Tensor? w2_bias, Tensor topk_weights, "
@@ -35,7 +36,7 @@ EXPERTS = (
 )
 #: What reports say about the two.
 CONTRACTS = {
-    f"{NAMESPACE}.attention.default": "prefill attention of packed sequences, softmax(scale * q k^T + masks) v",
+    f"{NAMESPACE}.attention.default": "attention of packed sequences, softmax(scale * q k^T + masks) v",
     f"{NAMESPACE}.experts.default": "sum over the chosen experts of weight * (act(x w13^T) w2^T); id -1 adds nothing",
 }
 

@@ -16,7 +16,9 @@ from emerge.capture.distributed import fake_rank
 from emerge.capture.hf import HFSpec, make_model
 from emerge.capture.recorder import Recorder
 from emerge.capture.session import Program, Settings, run_capture
+from emerge.capture.sequences import kept_of_past
 from emerge.capture.vllm import runtime
+from emerge.capture.vllm.sequences import cached_boxes, describe_sequences
 from emerge.capture.vllm.spec import VllmSpec
 from emerge.capture.vllm.weights import Checkpoint, Checkpoints, dropped, trace_loading
 from emerge.graph.model import Graph
@@ -33,8 +35,9 @@ def capture_vllm(
     """The graphs of a vLLM model, one per rank.
 
     The inputs are vLLM's parameters, labelled by vLLM's names, with ``loaded``: which boxes of which Transformers
-    parameters they hold. The program is the prefill of packed sequences, from ``input_ids`` [tokens] to the logits of
-    every token. ``weights`` of a graph says what was dropped, never loaded, or loaded and not used.
+    parameters they hold. The program is the forward pass of packed sequences, from ``input_ids`` [tokens] to the logits
+    of every token; with a past it has the caches ``past.L.key``, ``past.L.value`` [past tokens, heads, size] of every layer
+    as inputs, and ``present.L.key``, ``present.L.value`` with the new tokens as outputs. ``weights`` of a graph says what was dropped, never loaded, or loaded and not used.
 
     Raises:
         CaptureError: vLLM is missing, refuses the config, or the model cannot be captured.
@@ -66,6 +69,8 @@ def capture_vllm(
     for graph in graphs:
         graph.extra["weights"]["dropped"] = lost
         graph.extra["packed"] = list(spec.seqs)
+        if spec.past:
+            graph.extra["past"] = list(spec.past)
     return graphs
 
 
@@ -81,6 +86,8 @@ class _Rank:
         self.found: dict[str, Any] = {}
         self.parameters: set[str] = set()
         self.recorder: Recorder | None = None
+        self.cache = runtime.KvCache()
+        self.layout: dict[str, list[dict[str, Any]]] = {}  # label of an input or output -> what it holds
 
     def capture(self, name: str) -> tuple[Graph, dict[str, Any], set[str]]:
         spec = self.spec
@@ -91,15 +98,16 @@ class _Rank:
             config = stack.enter_context(runtime.engine_config(spec, copy.deepcopy(self.hf_config)))
             stack.enter_context(fake_rank(self.rank, spec.tp_size))
             stack.enter_context(runtime.process_groups(config, self.rank, spec.tp_size))
-            done = stack.enter_context(runtime.patched(spec))
+            done = stack.enter_context(runtime.patched(spec, self.cache))
             stack.enter_context(_context(config, sum(spec.seqs)))
             if spec.tp_size > 1:
                 done.append(runtime.GATHER)
             if spec.positions == "arange":
-                done.append(runtime.POSITIONS)
+                done.append(runtime.POSITIONS if not spec.past else runtime.POSITIONS_AFTER)
             graph = run_capture(lambda: self.build(config), settings, prepare=self.prepare)
             graph.extra["substitutions"] = [s.as_json() for s in done] + graph.extra.get("substitutions", [])
         self.describe_weights(graph)
+        describe_sequences(graph, spec, self.layout)
         graph.extra["captured_with"] |= {"vllm": _version("vllm"), "transformers": _version("transformers")}
         return graph, self.found, settings.files
 
@@ -141,8 +149,33 @@ class _Rank:
             raise CaptureError(f"{type(model).__name__} gives no logits; only language models are captured", "vllm")
         kwargs: dict[str, Any] = {"input_ids": torch.zeros(sum(spec.seqs), dtype=torch.int64)}
         if spec.positions == "input":
-            kwargs["positions"] = torch.cat([torch.arange(n) for n in spec.seqs])
-        return Program(MethodType(_forward(model, spec), model), (), kwargs)
+            kwargs["positions"] = _positions(spec)
+        if spec.past:
+            kwargs["past"] = self.past(model, config)
+        return Program(MethodType(_forward(model, spec, self.cache), model), (), kwargs)
+
+    def past(self, model: Any, config: Any) -> dict[str, dict[str, Any]]:
+        """Example caches of every layer, and notes which heads of the model's they hold."""
+        out: dict[str, dict[str, Any]] = {}
+        dtype = getattr(torch, self.spec.dtype)
+        for number, layer in runtime.attention_layers(model).items():
+            here = layer.num_kv_heads
+            total = here if self.spec.tp_size == 1 else config.model_config.get_total_num_kv_heads()
+            first = self.rank * total // self.spec.tp_size
+            window = runtime.window_of(layer)
+            kept = [kept_of_past(p, window) for p in self.spec.past]
+            out[number] = {
+                name: torch.zeros(sum(kept), here, size, dtype=dtype)
+                for name, size in (("key", layer.head_size), ("value", layer.head_size_v))
+            }
+            both = [kept_of_past(p + n, window) for p, n in zip(kept, self.spec.seqs)]
+            for name, tensor in out[number].items():
+                for what, lengths in (("past", kept), ("present", both)):
+                    boxes = cached_boxes(
+                        f"{what}.{{}}{number}.{name}", lengths, (first, first + here), tensor.shape[-1]
+                    )
+                    self.layout[f"{what}.{number}.{name}"] = boxes
+        return out
 
     def describe_weights(self, graph: Graph) -> None:
         """Writes where every parameter came from, and which are left over."""
@@ -154,8 +187,8 @@ class _Rank:
             loaded = any(b.label is not None for b in boxes)
             if boxes and not loaded and item.name not in used and item.label not in self.parameters:
                 continue  # a buffer that neither the checkpoint nor the program knows, such as kv-cache scales
-            constant = (item.label or "").startswith("const:")
-            if numbers is None and not constant and item.label not in ("input_ids", "positions"):
+            known = item.label in ("input_ids", "positions", *self.layout) or (item.label or "").startswith("const:")
+            if numbers is None and not known:
                 if item.name not in used:
                     continue
                 note = f"{item.label} is made from other weights after loading; nothing is known about its content"
@@ -172,25 +205,42 @@ class _Rank:
         graph.extra["weights"] = {"never_loaded": unset, "not_used": unused, "dropped": []}
 
 
-def _forward(model: Any, spec: VllmSpec) -> Any:
-    """The prefill as a method of the model: hidden states, then logits of every token."""
+def _forward(model: Any, spec: VllmSpec, cache: runtime.KvCache) -> Any:
+    """The forward pass as a method of the model: hidden states, then logits of every token."""
     name = next((n for n in ("positions", "position_ids") if n in inspect.signature(model.forward).parameters), None)
 
-    def run(self: Any, input_ids: Any, positions: Any) -> Any:
+    def run(self: Any, input_ids: Any, positions: Any, past: Any = None) -> Any:
+        cache.past = past or {}
         hidden = self(input_ids=input_ids, **({name: positions} if name else {}))
-        return {"logits": self.compute_logits(hidden)}
+        found = {"logits": self.compute_logits(hidden)}
+        return {**found, "present": dict(cache.present)} if past else found
 
     def prefill(self: Any, input_ids: Any, positions: Any) -> Any:
         return run(self, input_ids, positions)
 
     def prefill_from_start(self: Any, input_ids: Any) -> Any:
-        parts = [torch.arange(n) for n in spec.seqs]
-        return run(self, input_ids, parts[0] if len(parts) == 1 else torch.cat(parts))
+        return run(self, input_ids, _positions(spec))
 
-    chosen: Any = prefill if spec.positions == "input" else prefill_from_start
+    def step(self: Any, input_ids: Any, positions: Any, past: Any) -> Any:
+        return run(self, input_ids, positions, past)
+
+    def step_after_past(self: Any, input_ids: Any, past: Any) -> Any:
+        return run(self, input_ids, _positions(spec), past)
+
+    given = spec.positions == "input"
+    chosen: Any = (step if given else step_after_past) if spec.past else (prefill if given else prefill_from_start)
     # What the wrapper itself computes has its place at the model's own forward.
     chosen.__signature__, chosen.__wrapped__ = inspect.signature(chosen), type(model).forward
     return chosen
+
+
+def _positions(spec: VllmSpec) -> Any:
+    """What the scheduler gives: every sequence counts on from its past."""
+    past = spec.past or (0,) * len(spec.seqs)
+    if len(set(past)) == len(set(spec.seqs)) == 1:
+        found = torch.arange(past[0], past[0] + spec.seqs[0])
+        return found.repeat(len(past)) if len(past) > 1 else found
+    return torch.cat([torch.arange(p, p + n) for p, n in zip(past, spec.seqs)])
 
 
 def _loadable(model: Any) -> dict[str, Any]:

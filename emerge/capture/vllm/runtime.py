@@ -7,9 +7,11 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from emerge.capture.base import CaptureError, Substitution
+from emerge.capture.sequences import kept_of_past, starts
 from emerge.capture.vllm import kernels
 from emerge.capture.vllm.spec import VllmSpec
 
@@ -31,6 +33,12 @@ ATTENTION = Substitution(
     "vllm.model_executor.layers.attention.Attention.forward (kv-cache update and attention kernel)",
     kernels.CONTRACTS["emerge_vllm.attention.default"] + ": emerge_vllm.attention",
     f"prefill without a past; {_KERNEL}",
+)
+CACHED = Substitution(
+    "vllm.model_executor.layers.attention.Attention.forward (paged kv-cache, slot mapping and attention kernel)",
+    kernels.CONTRACTS["emerge_vllm.attention.default"] + ": emerge_vllm.attention on the past joined with the new keys",
+    "the cache is an input that holds the keys and values of the past by position, as its block table and slot mapping "
+    f"find them; with a window only those that a query sees; {_KERNEL}",
 )
 MLA = Substitution(
     "vllm.model_executor.layers.attention.MLAAttention.forward (latent kv-cache and attention kernel)",
@@ -54,6 +62,10 @@ IR = Substitution(
 )
 GATHER = Substitution(
     "vllm LogitsProcessor gathers logits on rank 0", "all_gather on every rank", "every rank then has the logits"
+)
+POSITIONS_AFTER = Substitution(
+    "the scheduler's positions", "p, p + 1, ... in every sequence after its p cached tokens, computed in the graph",
+    "a step after a past",
 )
 POSITIONS = Substitution(
     "the scheduler's positions", "0, 1, 2, ... in every sequence, computed in the graph", "a prefill without a past"
@@ -100,7 +112,7 @@ def engine_config(spec: VllmSpec, hf_config: Any) -> Iterator[Any]:
         hf_config.save_pretrained(folder)
         given: dict[str, Any] = {
             "model": folder, "tokenizer": folder, "skip_tokenizer_init": True, "load_format": "dummy",
-            "dtype": spec.dtype, "max_model_len": spec.max_model_len or max(sum(spec.seqs), 64), "seed": 0,
+            "dtype": spec.dtype, "max_model_len": spec.max_model_len or max(sum(spec.seqs) + sum(spec.past), 64), "seed": 0,
             "tensor_parallel_size": spec.tp_size, "enable_expert_parallel": spec.enable_expert_parallel,
             "distributed_executor_backend": "mp" if spec.tp_size > 1 else None, "enable_prefix_caching": False,
             "compilation_config": {"mode": 0, "custom_ops": [spec.custom_ops]},
@@ -157,8 +169,45 @@ _GROUPS = (
 )  # fmt: skip
 
 
+@dataclass
+class KvCache:
+    """Keys and values by layer (its number as text): ``{"key": [tokens, heads, size], "value": ...}``, one sequence after
+    another. ``past`` is given to the kernels, ``present`` is what the next step reads: the past with the new tokens."""
+
+    past: dict[str, dict[str, Any]] = field(default_factory=dict)
+    present: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def attention_layers(model: Any) -> dict[str, Any]:
+    """Layers with a kv-cache of their own, by number.
+
+    Raises:
+        CaptureError: one caches something else than keys and values of all heads.
+    """
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    found: dict[str, Any] = {}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, AttentionLayerBase) or getattr(layer, "kv_sharing_target_layer_name", None) is not None:
+            continue
+        if type(layer).__name__ != "Attention":
+            raise CaptureError(
+                f"{name} is a {type(layer).__name__}; a past is captured where every layer caches keys and values of its "
+                "heads; drop 'past'",
+                "inputs",
+            )
+        found[str(extract_layer_index(layer.layer_name))] = layer
+    return found
+
+
+def window_of(layer: Any) -> int:
+    """The sliding window of an attention layer, 0 without one."""
+    return max(int(getattr(layer.impl, "sliding_window", None) or 0), 0)
+
+
 @contextlib.contextmanager
-def patched(spec: VllmSpec) -> Iterator[list[Substitution]]:
+def patched(spec: VllmSpec, cache: KvCache) -> Iterator[list[Substitution]]:
     """Replaces what cannot be captured; gives the list of what was replaced, filled while the model runs."""
     from unittest.mock import patch
 
@@ -177,7 +226,7 @@ def patched(spec: VllmSpec) -> Iterator[list[Substitution]]:
     def linear(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
-    calls = _Kernels(spec, note)
+    calls = _Kernels(spec, cache, note)
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(utils, "dispatch_cpu_unquantized_gemm", linear))
         stack.enter_context(patch.object(attention.Attention, "forward", calls.attention()))
@@ -192,14 +241,22 @@ def patched(spec: VllmSpec) -> Iterator[list[Substitution]]:
         yield done
 
 
+def _last(joined: Any, ends: list[tuple[int, int]]) -> Any:
+    """Of sequences of ``total`` rows that lie one after another the last ``kept`` rows each; ``ends``: (total, kept)."""
+    import torch
+
+    if all(total == kept for total, kept in ends):
+        return joined
+    parts = [part[total - kept :] for part, (total, kept) in zip(joined.split([t for t, _ in ends]), ends)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 class _Kernels:
     """Calls of the operators that stand for kernels."""
 
-    def __init__(self, spec: VllmSpec, note: Any) -> None:
-        self.ops, self.note = kernels.operators(), note
-        self.starts = [0]
-        for n in spec.seqs:
-            self.starts.append(self.starts[-1] + n)
+    def __init__(self, spec: VllmSpec, cache: KvCache, note: Any) -> None:
+        self.ops, self.note, self.cache = kernels.operators(), note, cache
+        self.lengths, self.past = spec.seqs, spec.past
         self.shared: dict[str, tuple[Any, Any]] = {}
 
     def attention(self) -> Any:
@@ -208,13 +265,15 @@ class _Kernels:
         def forward(
             self: Any, query: Any, key: Any, value: Any, output_shape: Any = None, output_dtype: Any = None
         ) -> Any:
-            outer.note(ATTENTION)
+            outer.note(CACHED if outer.past else ATTENTION)
             q = query.view(-1, self.num_heads, self.head_size)
             if self.kv_sharing_target_layer_name is not None:
                 k, v = outer.shared[self.kv_sharing_target_layer_name]
             else:
                 k = key.view(-1, self.num_kv_heads, self.head_size)
                 v = value.view(-1, self.num_kv_heads, self.head_size_v)
+                if outer.past:
+                    k, v = outer.with_past(self, k, v)
                 outer.shared[self.layer_name] = (k, v)
             out = outer.call(self, q, k, v, float(self.impl.scale))
             if output_dtype is not None and output_dtype != out.dtype:
@@ -228,12 +287,35 @@ class _Kernels:
         kind = getattr(kind, "value", kind)
         if kind not in ("decoder", "encoder_only", "encoder"):
             raise CaptureError(f"attention of kind {kind!r} has no form in a graph file yet", "vllm")
+        if self.past and kind != "decoder":
+            raise CaptureError(f"attention of kind {kind!r} has no past; drop 'past'", "inputs")
         impl = layer.impl
+        past = [starts(self.totals(layer))] if self.past else []
         return self.ops.attention(
-            q, k, v, self.starts, scale, kind == "decoder", max(int(getattr(impl, "sliding_window", None) or 0), 0),
+            q, k, v, starts(self.lengths), scale, kind == "decoder", window_of(layer),
             float(getattr(impl, "logits_soft_cap", None) or 0.0), getattr(impl, "alibi_slopes", None),
-            getattr(impl, "sinks", None), int(getattr(layer, "attention_chunk_size", 0) or 0),
+            getattr(impl, "sinks", None), int(getattr(layer, "attention_chunk_size", 0) or 0), *past,
         )  # fmt: skip
+
+    def totals(self, layer: Any) -> tuple[int, ...]:
+        """How many keys of every sequence a layer reads."""
+        return tuple(kept_of_past(p, window_of(layer)) + n for p, n in zip(self.past, self.lengths))
+
+    def with_past(self, layer: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        """The past of every sequence, each joined with its new tokens."""
+        import torch
+        from vllm.model_executor.models.utils import extract_layer_index
+
+        number = str(extract_layer_index(layer.layer_name))
+        before = [t - n for t, n in zip(self.totals(layer), self.lengths)]
+        found = {}
+        for name, new in (("key", key), ("value", value)):
+            pieces = zip(self.cache.past[number][name].split(before), new.split(list(self.lengths)))
+            found[name] = torch.cat([part for pair in pieces for part in pair])
+        # what the next step reads of it
+        ends = [(t, kept_of_past(t, window_of(layer))) for t in self.totals(layer)]
+        self.cache.present[number] = {name: _last(joined, ends) for name, joined in found.items()}
+        return found["key"], found["value"]
 
     def latent_attention(self) -> Any:
         import torch
@@ -244,6 +326,8 @@ class _Kernels:
             self: Any, q: Any, kv_c_normed: Any, k_pe: Any, output_shape: Any = None, q_dcp_replicated: Any = None
         ) -> Any:
             outer.note(MLA)
+            if outer.past:
+                raise CaptureError("latent attention caches no keys and values; a past is not captured, drop it", "inputs")
             tokens, heads = q.shape[0], q.shape[1]
             kv = torch.nn.functional.linear(kv_c_normed, self.kv_b_proj.weight)
             kv = kv.view(tokens, heads, self.qk_nope_head_dim + self.v_head_dim)

@@ -5,7 +5,7 @@ vllm:
   config: {hidden_size: 64, num_hidden_layers: 2, ...}
   tp_size: 2
   enable_expert_parallel: true
-inputs: {tokens: 24}                        # or seqs: [8, 16], several packed sequences
+inputs: {tokens: 24}                        # or seqs: [8, 16], several packed sequences; past: 7, after cached tokens
 python_env: DIR                             # an environment with vLLM
 """
 
@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emerge.capture.base import CaptureError
+from emerge.capture.sequences import past_lengths, sequence_lengths
 
 CUSTOM_OPS = ("none", "all")
 DTYPES = ("float32", "bfloat16", "float16")
 POSITIONS = ("arange", "input")
-_INPUTS = ("tokens", "seqs", "positions")
+_INPUTS = ("tokens", "seqs", "past", "positions")
 
 
 @dataclass
@@ -35,7 +36,7 @@ class VllmSpec:
         tp_size, enable_expert_parallel: vLLM's own parallelism.
         custom_ops: ``none`` = vLLM's torch code everywhere, ``all`` = its kernels where it has them.
         engine: further arguments of ``EngineArgs``.
-        seqs: lengths of the packed sequences.
+        seqs: lengths of the packed sequences. past: cached tokens of every sequence; empty = a prefill.
         positions: ``arange`` = computed in the graph as the scheduler does for a prefill, ``input`` = a graph input.
     """
 
@@ -50,6 +51,7 @@ class VllmSpec:
     custom_ops: str = "none"
     engine: dict[str, Any] = field(default_factory=dict)
     seqs: tuple[int, ...] = (16,)
+    past: tuple[int, ...] = ()
     positions: str = "arange"
 
     @staticmethod
@@ -61,7 +63,7 @@ class VllmSpec:
         """
         if not isinstance(vllm, Mapping):
             raise CaptureError(f"expected a mapping with 'architecture', found {vllm!r}; correct it", "vllm")
-        known = [k for k in VllmSpec.__dataclass_fields__ if k not in ("seqs", "positions")]
+        known = [k for k in VllmSpec.__dataclass_fields__ if k not in ("seqs", "past", "positions")]
         _check_keys(vllm, known, "vllm")
         if not isinstance(vllm.get("architecture"), str):
             raise CaptureError("expected the class name of a model as 'architecture', e.g. LlamaForCausalLM", "vllm")
@@ -86,7 +88,8 @@ class VllmSpec:
         positions = sizes.get("positions", "arange")
         if positions not in POSITIONS:
             raise CaptureError(f"expected {' or '.join(POSITIONS)} for 'positions', found {positions!r}", "inputs")
-        return VllmSpec(**given, seqs=_sequences(sizes), positions=positions)
+        seqs = _sequences(sizes)
+        return VllmSpec(**given, seqs=seqs, past=past_lengths(sizes, len(seqs)), positions=positions)
 
 
 def _check_keys(given: Mapping[str, Any], known: Any, place: str) -> None:
@@ -100,9 +103,8 @@ def _check_keys(given: Mapping[str, Any], known: Any, place: str) -> None:
 def _sequences(sizes: Mapping[str, Any]) -> tuple[int, ...]:
     if "tokens" in sizes and "seqs" in sizes:
         raise CaptureError("expected 'tokens' (one sequence) or 'seqs' (several), found both; drop one", "inputs")
-    found = sizes.get("seqs", [sizes.get("tokens", 16)])
-    if not isinstance(found, (list, tuple)) or not found or any(type(n) is not int or n < 1 for n in found):
-        raise CaptureError(
-            f"expected positive lengths, e.g. tokens: 24 or seqs: [8, 16], found {dict(sizes)!r}", "inputs"
-        )
-    return tuple(found)
+    if "seqs" in sizes:
+        return sequence_lengths(sizes)
+    if type(sizes.get("tokens", 16)) is not int or sizes.get("tokens", 16) < 1:
+        raise CaptureError(f"expected a positive number of tokens, e.g. tokens: 24, found {sizes['tokens']!r}", "inputs")
+    return (sizes.get("tokens", 16),)

@@ -18,27 +18,33 @@ def attention(call: Call) -> Any:
     """``[tokens, heads, value size]``."""
     b = call.bind(
         "query", "key", "value", "query_start_loc", "scale", "causal", "window", "softcap", "alibi_slopes", "sinks",
-        "chunk",
+        "chunk", "key_start_loc",
     )  # fmt: skip
     starts = b["query_start_loc"]
-    if starts[0] != 0 or starts[-1] != b["query"].shape[0] or b["key"].shape[0] != b["query"].shape[0]:
-        raise call.error(f"sequences {starts} do not cover the {b['query'].shape[0]} tokens")
-    parts = [_sequence(b, slice(low, high)) for low, high in pairwise(starts)]
+    key_starts = starts if b["key_start_loc"] is None else b["key_start_loc"]
+    for what, found in (("query", starts), ("key", key_starts)):
+        if len(found) != len(starts) or found[0] != 0 or found[-1] != b[what].shape[0]:
+            raise call.error(f"sequences {list(found)} do not cover the {b[what].shape[0]} rows of {what!r}")
+    parts = []
+    for (low, high), (first, last) in zip(pairwise(starts), pairwise(key_starts)):
+        if last - first < high - low:
+            raise call.error(f"a sequence of {high - low} queries has {last - first} keys")
+        parts.append(_sequence(b, slice(low, high), slice(first, last)))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _sequence(b: dict[str, Any], tokens: slice) -> Any:
-    query, key, value = (b[n][tokens].transpose(0, 1) for n in ("query", "key", "value"))
+def _sequence(b: dict[str, Any], tokens: slice, keys: slice) -> Any:
+    query, key, value = (b[n][at].transpose(0, 1) for n, at in (("query", tokens), ("key", keys), ("value", keys)))
     groups = query.shape[0] // key.shape[0]
     key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
     scores = query @ key.transpose(1, 2) * b["scale"]
     if b["softcap"]:
         scores = torch.tanh(scores / b["softcap"]) * b["softcap"]
-    length = query.shape[1]
-    i, j = torch.arange(length, device=query.device)[:, None], torch.arange(length, device=query.device)[None]
+    length, total = query.shape[1], key.shape[1]
+    i, j = torch.arange(total - length, total, device=query.device)[:, None], torch.arange(total, device=query.device)[None]
     if b["alibi_slopes"] is not None:
         scores = scores + b["alibi_slopes"][:, None, None] * (j - i)
-    visible = torch.ones(length, length, dtype=torch.bool, device=query.device)
+    visible = torch.ones(length, total, dtype=torch.bool, device=query.device)
     if b["causal"]:
         visible = visible & (j <= i)
     if b["window"] > 0:

@@ -33,7 +33,7 @@ def two_valued(low: Lowering, t: Tensor) -> tuple[Tensor, Fraction | float, Frac
         below = two_valued(low, made.args[0])
         return None if below is None else (_relaid(low, t, below[0]), below[1], below[2])
     if made.kind in ("fill", "fill0") and made.args[0].constant is not None and made.args[1].shape == t.shape:
-        return made.args[1], _number(made.body), made.args[0].constant
+        return made.args[1], constant_of(made.body), made.args[0].constant
     if made.kind == "convert" and made.args[0].dtype == "bool" and is_floating(t.dtype):
         return made.args[0], Fraction(1), Fraction(0)
     if made.kind in ("scale", "addc") and is_floating(t.dtype) and made.args[0].shape == t.shape:
@@ -43,12 +43,13 @@ def two_valued(low: Lowering, t: Tensor) -> tuple[Tensor, Fraction | float, Frac
         if made.kind == "scale":
             assert made.scale is not None
             return below[0], below[1] * made.scale, below[2] * made.scale
-        c = _number(made.body)
+        c = constant_of(made.body)
         return (below[0], below[1] + c, below[2] + c) if isinstance(c, Fraction) else None
     return None
 
 
-def _number(body: str) -> Fraction | float:
+def constant_of(body: str) -> Fraction | float:
+    """The constant in a body, e.g. of ``fill#-inf``."""
     text = body.split("#")[1]
     return float(text) if text in ("inf", "-inf", "nan") else Fraction(text)
 
@@ -125,7 +126,7 @@ def softmax_operand(low: Lowering, x: Tensor, d: int) -> Tensor:
             result = fill(low, low.broadcast_to(inner, x.shape), mask, minus, x.dtype)
             _finite(low, result, a)
             return result
-    if made.kind == "fill" and (value := _number(made.body)) <= FINITE_MASK and value != minus:
+    if made.kind == "fill" and (value := constant_of(made.body)) <= FINITE_MASK and value != minus:
         inner = softmax_operand(low, made.args[0], d - len(x.shape) + len(made.args[0].shape))
         result = fill(low, low.broadcast_to(inner, x.shape), made.args[1], minus, x.dtype)
         _finite(low, result, value)

@@ -210,7 +210,8 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
     if not isinstance(factor, Fraction):
         raise Unsupported(f"alpha {alpha!r} is not a number")
     cx, cy = scalar_constant(x), scalar_constant(y)
-    shifted = _shifted_range(low, x, y if sign > 0 else None, factor, dtype) or _shifted_range(
+    added = y if sign > 0 else -y if isinstance(y, int) and not isinstance(y, bool) else None
+    shifted = _shifted_range(low, x, added, factor, dtype) or _shifted_range(
         low, y, x if sign > 0 else None, Fraction(1), dtype
     )
     if shifted is not None:
@@ -237,6 +238,13 @@ def _sum(low: Lowering, node: FamilyNode, x: Any, y: Any, alpha: Any, sign: int)
             raise Unsupported("arithmetic on truth values")
         # the sum of truth values is their disjunction
         return low.pointwise("or", "or", [x, y], dtype, commutative=True)
+    if is_floating(dtype) and is_floating(x.dtype) and is_floating(y.dtype):
+        # a tensor of one number, however large
+        if isinstance(y.constant, Fraction):
+            return low.broadcast_to(add_constant(low, x, sign * factor * y.constant, dtype), node.shape)
+        if isinstance(x.constant, Fraction):
+            other = low.scaled(y, sign * factor, dtype)
+            return low.broadcast_to(add_constant(low, other, x.constant, dtype), node.shape)
     if factor != 1 and is_floating(dtype):
         y = low.scaled(y, factor)
     elif factor != 1:
@@ -365,6 +373,9 @@ def div(low: Lowering, node: FamilyNode, args: list[Any], kwargs: dict[str, Any]
                 else low.pointwise("cdiv#0", "cdiv", [y], dtype)
             )
         return low.pointwise(f"cdiv#{constant_text(cx)}", "cdiv", [y], dtype)
+    both = isinstance(x, Tensor) and isinstance(y, Tensor) and is_floating(x.dtype) and is_floating(y.dtype)
+    if both and isinstance(y.constant, Fraction) and y.constant != 0:
+        return low.broadcast_to(low.scaled(x, 1 / y.constant, dtype), node.shape)
     from emerge.facts.ops.ranking import renormalised
 
     known = renormalised(low, x, y)

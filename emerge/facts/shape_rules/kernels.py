@@ -129,31 +129,40 @@ def _vllm_rms_norm(call: Call) -> Result:
 
 
 def _captured_attention(call: Call) -> Result:
-    """emerge_vllm.attention: query [T,h,d], key [T,g,d], value [T,g,e] -> [T,h,e], h a multiple of g."""
+    """emerge_vllm.attention: query [T,h,d], key [S,g,d], value [S,g,e] -> [T,h,e], h a multiple of g; S = T without a past."""
     query, key, value = (call.tensor(i, n) for i, n in enumerate(("query", "key", "value")))
     for name, operand in (("query", query), ("key", key), ("value", value)):
         if len(operand.shape) != 3:
             raise GraphError(f"the {name} has shape {show(operand.shape)}, expected [tokens, heads, size]")
-    require_same_size("the number of key tokens", key.shape[0], query.shape[0])
     require_same_size("the head size of the key", key.shape[2], query.shape[2])
     require_same_shape("the value without its head size", value.shape[:2], key.shape[:2])
     heads, shared = query.shape[1], key.shape[1]
     if isinstance(heads, int) and isinstance(shared, int) and (shared == 0 or heads % shared):
         raise GraphError(f"{heads} query heads are no multiple of {shared} key heads")
-    starts = call.integers(3, "query_start_loc") or []
-    tokens = query.shape[0]
-    if (
-        sorted(set(starts)) != starts
-        or not starts
-        or starts[0] != 0
-        or (isinstance(tokens, int) and starts[-1] != tokens)
-    ):
-        raise GraphError(f"the sequences start at {starts}, which does not divide {tokens} tokens")
+    starts = _sequence_starts(call.integers(3, "query_start_loc"), query.shape[0], "query")
+    given = call.integers(11, "key_start_loc", None)
+    if given is None:
+        require_same_size("the number of key tokens", key.shape[0], query.shape[0])
+    else:
+        ends = _sequence_starts(given, key.shape[0], "key")
+        if len(ends) != len(starts):
+            raise GraphError(f"{len(starts) - 1} sequences of queries and {len(ends) - 1} of keys, expected as many")
+        short = [i for i in range(len(ends) - 1) if ends[i + 1] - ends[i] < starts[i + 1] - starts[i]]
+        if short:
+            raise GraphError(f"sequence {short[0]} has fewer keys than queries: {ends} against {starts}")
     for index, name in ((8, "alibi_slopes"), (9, "sinks")):
         per_head = call.optional_tensor(index, name)
         if per_head is not None:
             require_same_shape(f"{name}, one per head,", per_head.shape, query.shape[1:2])
     return Spec(query.dtype, (*query.shape[:2], value.shape[2]))
+
+
+def _sequence_starts(given: list[int] | None, rows: object, what: str) -> list[int]:
+    starts = given or []
+    ascending = sorted(set(starts)) == starts
+    if not ascending or not starts or starts[0] != 0 or (isinstance(rows, int) and starts[-1] != rows):
+        raise GraphError(f"the sequences start at {starts}, which does not divide the {rows} rows of the {what}")
+    return starts
 
 
 def _captured_experts(call: Call) -> Result:
