@@ -44,7 +44,7 @@ def main() -> None:
     by: Counter[str] = Counter()
     pairs: Counter[str] = Counter()
     shares: list[float] = []
-    print("| case | nodes | proved | | kernels | indices | other |\n|---|---:|---:|---:|---:|---:|---:|")
+    print("| case | nodes | proved | share | kernels | indices | other |\n|---|---:|---:|---:|---:|---:|---:|")
     for folder in folders:
         name = folder.parent.name
         if options.cases and name not in options.cases:

@@ -141,6 +141,19 @@ def test_levels_are_smallest(seed: int) -> None:
         assert proof.level == level == max(levels.get(s.law or "", 0) for s in proof.steps)
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("among", [None, frozenset({0, 2, 3})])
+def test_steps_together_are_as_weak_as_the_best_derivation(seed: int, among: frozenset[int] | None) -> None:
+    _, log, _ = logged("embedded", seed)
+    levels = {"edge": seed % 3, "shortcut": (seed + 1) % 3, "join": (seed + 2) % 3}
+    for name in ("path", "twin"):
+        for fact, level in log.best_level(name, levels).items():
+            steps = log.last_steps([fact], "path", levels, among)
+            assert max(s.level for s in steps.values()) == level
+            assert all(f == fact or among is None or f.args[0] in among for f in steps)
+            assert all(s.causes or not s.level for s in steps.values())
+
+
 def test_laws_used_counts_shared_parts_once() -> None:
     program = Program.from_text(
         """
