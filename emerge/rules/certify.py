@@ -15,7 +15,7 @@ from typing import Any
 from emerge.engine.program import Program
 from emerge.facts.kernels import Signature
 from emerge.relate.derive import Derivation, program_signatures
-from emerge.rules.equality_proof import commutes
+from emerge.rules.equality_proof import adds_up, commutes
 from emerge.rules.examine import FalseFact, examine
 from emerge.rules.generate import pairs
 from emerge.rules.kinds import check_kind
@@ -170,9 +170,10 @@ def _written_out(law: Law, tested: Certificate) -> Certificate:
     """
     if not law.shipped or law.proof != WRITTEN:
         return tested
+    provers = {"commutative": commutes, "linear_all": adds_up}
     for clause in law.clauses:
-        kind = str(getattr(clause.head.args[0], "value", ""))
-        if clause.head.name != "commutative" or not commutes(kind).holds:
+        prove = provers.get(clause.head.name)
+        if prove is None or not prove(str(getattr(clause.head.args[0], "value", ""))).holds:
             return replace(tested, open=f"{clause} could not be shown")
     return replace(tested, evidence="proved", method=WRITTEN, symbolic=len(law.clauses))
 

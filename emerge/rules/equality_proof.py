@@ -17,7 +17,7 @@ variable, or a product of two. Addition of extended reals, undefined among them,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeGuard
@@ -60,20 +60,59 @@ def prove(rule: EqualityRule, seconds: float = TIMEOUT_MS / 1000) -> Proof:
     return _prove(rule, seconds, 0)
 
 
-def commutes(body: str, seconds: float = TIMEOUT_MS / 1000) -> Proof:
-    """Proves ``f(x, y) = f(y, x)`` for a body that is written out here."""
+def commutes(kind: str, seconds: float = TIMEOUT_MS / 1000) -> Proof:
+    """Proves ``f(x, y) = f(y, x)`` for a kind of bodies that is written out here."""
+
+    def claim(symbols: _Symbols) -> Any:
+        x, y = symbols.value(Var("x")), symbols.value(Var("y"))
+        return symbols.equal(symbols.body(kind, [x, y]), symbols.body(kind, [y, x]))
+
+    return _claimed(claim, seconds)
+
+
+#: Kinds each element of whose result is one element of an operand, or 0: a sum of two such is such a sum.
+MOVED = frozenset({"cat", "slice", "copy"})
+
+
+def adds_up(kind: str, seconds: float = TIMEOUT_MS / 1000) -> Proof:
+    """Proves ``f(a + b) = f(a) + f(b)``, all operands of a kind of bodies taken together.
+
+    Sums are proved for two summands: ``(a + b) + (x + y) = (a + x) + (b + y)`` is also the step from n summands to n + 1.
+    """
+    if kind in MOVED:
+        return Proof(True, False, "each element is one of an operand's, or 0")
+
+    def claim(symbols: _Symbols) -> Any:
+        a, b, x, y = (symbols.value(Var(name)) for name in "abxy")
+        factor = symbols.constant(symbols.rational(Var("factor")))
+        made = {
+            "add": lambda p, q: symbols.plus(p, symbols.times(factor, q)),
+            "sub": lambda p, q: symbols.plus(p, symbols.negative(symbols.times(factor, q))),
+            "neg": lambda p, q: symbols.negative(p),
+            "scale": lambda p, q: symbols.times(factor, p),
+            "sum": symbols.plus,
+            "cumsum": symbols.plus,
+        }.get(kind)
+        if made is None:
+            return None
+        return symbols.equal(made(symbols.plus(a, b), symbols.plus(x, y)), symbols.plus(made(a, x), made(b, y)))
+
+    return _claimed(claim, seconds)
+
+
+def _claimed(claim: Callable[[_Symbols], Any], seconds: float) -> Proof:
+    """Proves what ``claim`` says about fresh symbols; None and functions that are not written out prove nothing."""
     try:
         import z3
     except ImportError:
         return Proof()
     symbols = _Symbols(z3)
-    x, y = symbols.value(Var("x")), symbols.value(Var("y"))
-    claim = symbols.equal(symbols.body(body, [x, y]), symbols.body(body, [y, x]))
-    if symbols.uninterpreted:
+    said = claim(symbols)
+    if said is None or symbols.uninterpreted:
         return Proof()
     solver = z3.Solver()
     solver.set("timeout", max(1, int(seconds * 1000)))
-    solver.add(*symbols.assumptions, *symbols.axioms(), z3.Not(claim))
+    solver.add(*symbols.assumptions, *symbols.axioms(), z3.Not(said))
     answer = solver.check()
     return Proof(answer == z3.unsat, answer == z3.sat, f"over the extended reals, z3 {z3.get_version_string()}")
 

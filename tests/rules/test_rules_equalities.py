@@ -12,7 +12,7 @@ from emerge.algebra.saturate import rule_files, saturate
 from emerge.rules import api, certificates
 from emerge.rules.certify import Refusal
 from emerge.rules.equalities import EqualityCertificate, certify_rule
-from emerge.rules.equality_proof import commutes, prove
+from emerge.rules.equality_proof import adds_up, commutes, prove
 from emerge.util.errors import EmergeError, RuleError
 
 pytest.importorskip("egglog")
@@ -148,6 +148,12 @@ def test_kinds_that_commute() -> None:
     pytest.importorskip("z3")
     assert all(commutes(kind).holds for kind in ("add", "mul", "maximum", "eq"))
     assert not any(commutes(kind).holds for kind in ("sub", "div", "lt", "pow"))
+
+
+def test_kinds_that_add_up() -> None:
+    pytest.importorskip("z3")
+    assert all(adds_up(kind).holds for kind in ("add", "sub", "neg", "scale", "sum", "cumsum", "cat"))
+    assert not any(adds_up(kind).holds for kind in ("mul", "exp", "max", "addc", "where"))
 
 
 def test_proof_refutes_by_itself(tmp_path: Path) -> None:
