@@ -109,8 +109,8 @@ def capture_hf(
 ) -> list[Graph]:
     """The graphs of a Transformers model: one, or one per rank of its tensor-parallel plan.
 
-    Outputs are the logits (or the last hidden state), without kv cache unless there is a past. In train mode the inputs are their own
-    labels, and loss and gradients are the outputs.
+    Outputs are the logits (or the last hidden state), without kv cache unless there is a past. In train mode the inputs
+    are their own labels, and loss and gradients are the outputs.
 
     Raises:
         CaptureError: Transformers is missing, the config is wrong, or the model cannot be captured.

@@ -95,12 +95,15 @@ def _content(cache: Any, model: Any) -> Past:
 
 
 def _cache(model: Any, past: Past, tokens: int) -> Any:
-    """A cache after ``tokens`` tokens that holds ``past``. Layers are filled directly: ``update`` would join them with an empty tensor first."""
+    """A cache after ``tokens`` tokens that holds ``past``.
+
+    Layers are filled directly: ``update`` would join the past with an empty tensor first.
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
     for number, kept in past.items():
-        layer = cache.layers[int(number)]
+        layer: Any = cache.layers[int(number)]
         layer.lazy_initialization(kept["key"], kept["value"])
         layer.keys, layer.values = kept["key"], kept["value"]
         if layer.is_sliding:

@@ -15,6 +15,7 @@ from typing import Any
 
 from emerge.graph.model import Graph, Input, Shape
 from emerge.graph.relations import Leaf, RelationEntry
+from emerge.util.errors import RelationError
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -120,12 +121,11 @@ def _parameter(
         if misfit is None and mine and mine[0] and not _holds_sequences(mine[0], ref.shape):
             misfit = mine[0][-1]
         if misfit is not None:
-            out.open[ref.name] = (
-                f"its shape is {list(ref.shape)}, but {name!r} holds {misfit['at']} of it; capture both sides with the "
-                "same sequences"
+            raise RelationError(
+                f"{label!r} of the reference has shape {list(ref.shape)}, but {name!r} holds {misfit['at']} of it; capture "
+                "both sides with the same sequences (inputs: batch and seq, or seqs, and past)",
+                f"capture: {name}",
             )
-            out.partners[ref.name] = name
-            continue
         if len(labels) == 1:
             mine = _with_padding(mine, items, ref)
         if any([b["local"] for b in m] != [b["local"] for b in mine[0]] for m in mine):

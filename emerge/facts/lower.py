@@ -296,10 +296,14 @@ class Lowering:
         self.input_ids: dict[str, int] = {}
         self.random_calls = 0
         self.slice_depth = 0
-        #: (size, start, stop) of parts of dimensions that statements speak about, and slices whose forms are not written yet.
-        self.sections: frozenset[tuple[int, int, int]] = frozenset()
-        self.form_of_slice: dict[int, tuple[Made, int]] = {}  # slice -> what it was made by on sliced operands, and that form
+        #: Parts of dimensions that statements speak about (emerge/facts/ops/sections.py): (size, start, stop); slices whose
+        #: forms are not written yet; what was made of (tensor, dimension, start, stop); tensor -> its slices.
+        self.sections: set[tuple[int, int, int]] = set()
         self.sections_left: list[tuple[Tensor, int, int, int, Tensor]] = []
+        self.sections_made: dict[tuple[int, int, int, int], Tensor | None] = {}
+        self.section_slices: dict[int, list[tuple[int, int, int, Tensor]]] = {}
+        #: Slice -> what it was made by on sliced operands, and that form.
+        self.form_of_slice: dict[int, tuple[Made, int]] = {}
         self.storage = Storage()
         self.sent: dict[str, Any] = {}  # send node -> what it sends
         self.ranks_of: dict[str, tuple[int, ...]] = {}

@@ -114,7 +114,7 @@ def lower_problem(
     meanings: Meanings | None = None,
 ) -> tuple[FactBase, Lowering, Lowering, dict[int, Statement], dict[int, Statement], list[tuple[Statement, str]]]:
     """Both sides and all statements as facts."""
-    from emerge.facts.ops.layout import note_sections
+    from emerge.facts.ops.sections import note_composites, note_sections
 
     base = FactBase()
     ref = Lowering(base, REFERENCE, Mesh({}), described, meanings)
@@ -154,6 +154,7 @@ def lower_problem(
         for low in (ref, imp):
             if meanings is not None:
                 meanings.expand(low)
+                note_composites(low)
             low.extension = extend(low, algebra)
     write_scales(base, problem.mesh)
     return base, ref, imp, given, claims, unusable
@@ -182,16 +183,16 @@ def index_limits(problem: Problem, limits: Mapping[str, int]) -> dict[str, int]:
     return out
 
 
-def sections(graph: FamilyGraph, claimed: Iterable[Piece]) -> frozenset[tuple[int, int, int]]:
+def sections(graph: FamilyGraph, claimed: Iterable[Piece]) -> set[tuple[int, int, int]]:
     """(size, start, stop) of the parts of dimensions that claims are about."""
     types = graph.types()
-    found = set()
+    found: set[tuple[int, int, int]] = set()
     for piece in claimed:
         for dim, start, stop in piece.cuts:
             size = types[piece.name].shape[dim]
             if isinstance(size, int):
                 found.add((size, start, stop))
-    return frozenset(found)
+    return found
 
 
 def padded_inputs(problem: Problem) -> dict[str, dict[int, int]]:

@@ -16,10 +16,12 @@ from loaded_boxes import load_by_boxes  # noqa: E402
 
 from emerge.campaign.build import prepare  # noqa: E402
 from emerge.campaign.config import PairSpec  # noqa: E402
+from emerge.campaign.run import RunOptions, run_pair  # noqa: E402
 from emerge.capture.base import CaptureError  # noqa: E402
 from emerge.capture.source import load_spec, parse_spec  # noqa: E402
 from emerge.execute.lockstep import run_ranks, run_sequential  # noqa: E402
 from emerge.graph.model import Graph  # noqa: E402
+from emerge.util.errors import RelationError  # noqa: E402
 
 PYTHON = os.environ.get("EMERGE_VLLM_PYTHON", "")
 needs_vllm = [
@@ -121,6 +123,48 @@ class TestDetails:
         assert difference(ref, ranks) < 1e-5
         starts = {str(n.args[3]) for n in ranks[0].nodes if n.op == "emerge_vllm.attention.default"}
         assert starts == {f"[0, {TOKENS}, {2 * TOKENS}]"}
+
+    @pytest.mark.parametrize(
+        ("model", "hf", "vllm", "tp"),
+        [
+            ("llama", {"batch": 1, "seq": 1, "past": 7}, {"tokens": 1, "past": 7}, 1),
+            ("llama", {"batch": 1, "seq": 1, "past": 7}, {"tokens": 1, "past": 7}, 2),
+            ("llama", {"batch": 2, "seq": 1, "past": 7}, {"seqs": [1, 1], "past": 7}, 1),
+            ("gemma2", {"batch": 1, "seq": 4, "past": 12}, {"tokens": 4, "past": 12}, 1),
+            ("gpt2", {"seqs": [3, 5]}, {"seqs": [3, 5]}, 1),
+            ("llama", {"seqs": [1, 2], "past": [4, 3]}, {"seqs": [1, 2], "past": [4, 3]}, 2),
+        ],
+        ids=["decode", "decode-tp2", "decode-rows", "chunk-window", "sequences", "sequences-past-tp2"],
+    )
+    def test_sequences_and_pasts(self, model: str, hf: dict[str, Any], vllm: dict[str, Any], tp: int) -> None:
+        name, base = MODELS[model]
+        source = {"hf": {"architecture": name, "config": base, "attention": "eager"}, "inputs": hf}
+        ref, ranks = load_spec(source, cache=False)[0], captured(model, inputs=vllm, tp_size=tp)
+        pair = PairSpec("pair", reference=[ref], implementation=ranks, relations="auto")
+        result = run_pair(pair, RunOptions())
+        assert result.verdict == "EQUIVALENT", result.reason
+        assert len(result.outputs) == len(ref.outputs)
+        for graph in ranks:  # every sequence one key further back
+            for node in graph.nodes:
+                if node.op == "aten.arange.start" and node.dtype == "int64":
+                    node.args[:2] = [node.args[0] + 1, node.args[1] + 1]
+        assert run_pair(pair, RunOptions()).verdict == ("UNKNOWN" if "past" not in vllm else "NOT_EQUIVALENT")
+
+    def test_other_sequences_are_refused(self) -> None:
+        ref = reference("llama", rows=2)
+        pair = PairSpec("pair", reference=[ref], implementation=captured("llama"), relations="auto")
+        with pytest.raises(RelationError, match="capture both sides with the same sequences"):
+            prepare(pair)
+
+    @pytest.mark.parametrize("model", ["deepseek"])
+    def test_latent_caches_are_refused(self, model: str) -> None:
+        config = {
+            **BASE, "q_lora_rank": None, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+            "num_key_value_heads": 4, "n_routed_experts": 4, "first_k_dense_replace": 2,
+        }  # fmt: skip
+        spec = {"vllm": {"architecture": "DeepseekV2ForCausalLM", "config": config}, "python_env": PYTHON}
+        with pytest.raises(CaptureError, match="a past is captured where every layer caches keys and values"):
+            load_spec({**spec, "inputs": {"tokens": 1, "past": 4}}, cache=False)
 
     def test_a_bias_that_vllm_does_not_load_is_recorded(self) -> None:
         config = {"attention_bias": True}

@@ -14,6 +14,7 @@ from emerge.campaign.build import prepare  # noqa: E402
 from emerge.campaign.config import PairSpec  # noqa: E402
 from emerge.capture.loading import loading_relations, mesh_factors, packed_alignment  # noqa: E402
 from emerge.capture.vllm.boxes import OTHER, UNSET, ZERO, Numbering  # noqa: E402
+from emerge.capture.vllm.sequences import _boxes, cached_boxes  # noqa: E402
 from emerge.graph.model import Graph, Input  # noqa: E402
 from emerge.graph.relations import Relations  # noqa: E402
 from emerge.graph.relations_io import decode_relations, encode_relations  # noqa: E402
@@ -153,6 +154,45 @@ def test_padding_that_is_no_block_of_a_padded_parameter_stays_open() -> None:
 )
 def test_blocks_over_the_mesh(holders: list[int], mesh: dict[str, int], expected: list[str] | None) -> None:
     assert mesh_factors(holders, mesh) == expected
+
+
+def packed_ids(*lengths: int) -> Graph:
+    boxes = _boxes("ids", [f"ids.{i}" for i in range(len(lengths))], lengths)
+    return Graph("g", [Input("ids", "int64", (sum(lengths),), "ids", extra={"loaded": boxes})], [], ["ids"])
+
+
+def ids(**shapes: tuple[int, ...]) -> Graph:
+    names = {k: k.replace("_", ".") for k in shapes}
+    return Graph("ref", [Input(k, "int64", n, names[k]) for k, n in shapes.items()], [], list(shapes))
+
+
+class TestSequences:
+    def test_one_tensor_each(self) -> None:
+        found = loading_relations(ids(ids_0=(1, 3), ids_1=(1, 5)), [packed_ids(3, 5)], {})
+        assert texts(found) == [("1 a ~ a", (), ((0, 3),)), ("1 a ~ a", (), ((3, 8),))]
+
+    def test_rows_of_one_tensor(self) -> None:
+        found = loading_relations(ids(ids=(2, 4)), [packed_ids(4, 4)], {})
+        assert texts(found) == [("a b ~ (a b)", (), ((0, 8),))]
+
+    def test_rows_that_end_in_padding_are_related_as_far_as_they_go(self) -> None:
+        found = loading_relations(ids(ids=(2, 5)), [packed_ids(3, 5)], {})
+        assert texts(found) == [("1 a ~ a", ((0, 1), (0, 3)), ((0, 3),)), ("1 a ~ a", ((1, 2), (0, 5)), ((3, 8),))]
+
+    @pytest.mark.parametrize("shape", [(3, 5), (2, 6), (2, 4), (1, 8)])
+    def test_other_sequences_are_refused(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(RelationError, match="capture both sides with the same sequences"):
+            loading_relations(ids(ids=shape), [packed_ids(3, 5)], {})
+
+    def test_cached_heads_of_all_ranks_are_one_relation(self) -> None:
+        def rank(r: int) -> Graph:
+            boxes = cached_boxes("past.{}0.key", (7,), (2 * r, 2 * r + 2), 16)
+            item = Input("k", "float32", (7, 2, 16), "past.0.key", extra={"loaded": boxes})
+            return Graph("g", [item], [], ["k"], r, 2, mesh={"tp": 2})
+
+        ref = Graph("ref", [Input("k", "float32", (1, 4, 7, 16), "past.0.key")], [], ["k"])
+        found = loading_relations(ref, [rank(0), rank(1)], {"tp": 2})
+        assert texts(found) == [("1 (tp a) b c ~ b a c", (), ((0, 7), (0, 2), (0, 16)))]
 
 
 def test_packed_sequences() -> None:

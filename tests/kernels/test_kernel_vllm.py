@@ -61,6 +61,52 @@ def test_packed_attention(program: Any, verdict: str) -> None:
     assert result.verdict == verdict, result.reason
 
 
+def cached(q: Any, k: Any, v: Any, past_k: Any, past_v: Any) -> Any:
+    """The last T of T + P positions, [batch, time, heads, size], after P cached ones; query i sees keys i - 4 .. i."""
+    k, v = torch.cat([past_k, k], 1), torch.cat([past_v, v], 1)
+    i, j = torch.arange(T)[:, None] + P, torch.arange(T + P)[None]
+    q, k, v = q.transpose(1, 2), *(x.transpose(1, 2).repeat_interleave(H // G, 1) for x in (k, v))
+    scores = (q @ k.transpose(-1, -2) * D**-0.5).masked_fill(~((j <= i) & (j > i - 5)), float("-inf"))
+    return (F.softmax(scores, -1) @ v).transpose(1, 2).reshape(B, T, H * D)
+
+
+P = 3
+
+
+def cached_kernel(window: int = 5, past: int = P, new_first: bool = False) -> Any:
+    def program(q: Any, k: Any, v: Any, past_k: Any, past_v: Any) -> Any:
+        def joined(old: Any, new: Any) -> Any:
+            rows = [old.view(B, P, G, D), new.view(B, T, G, D)]
+            return torch.cat(rows[::-1] if new_first else rows, 1).view(-1, G, D)
+
+        starts, ends = [0, T, 2 * T], [0, T + past, 2 * (T + P)]
+        args = (q, joined(past_k, k), joined(past_v, v), starts, D**-0.5, True, window, 0.0, None, None, 0, ends)
+        return operators().attention(*args).reshape(-1, H * D)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "verdict"),
+    [
+        (cached_kernel(), "EQUIVALENT"),
+        (cached_kernel(window=4), "NOT_EQUIVALENT"),
+        (cached_kernel(past=P - 1), "NOT_EQUIVALENT"),
+        (cached_kernel(new_first=True), "NOT_EQUIVALENT"),
+    ],
+    ids=["right", "window-off-by-one", "keys-of-another-sequence", "past-behind-the-new"],
+)
+def test_attention_after_a_past(program: Any, verdict: str) -> None:
+    args = (*HEADS, torch.randn(B, P, G, D), torch.randn(B, P, G, D))
+    reference = capture(cached, args, name="reference")
+    implementation = capture(program, tuple(x.flatten(0, 1) for x in args), name="implementation")
+    result = emerge.compare(
+        reference, implementation, relations=dict.fromkeys(("q", "k", "v", "past_k", "past_v"), "b s h d ~ (b s) h d"),
+        outputs={str(reference.outputs[0]): "b s m ~ (b s) m"},
+    )  # fmt: skip
+    assert result.verdict == verdict, result.reason
+
+
 @pytest.mark.parametrize(("window", "verdict"), [(64, "EQUIVALENT"), (T, "EQUIVALENT"), (T - 1, "NOT_EQUIVALENT")])
 def test_window_of_the_whole_sequence(window: int, verdict: str) -> None:
     """Executed constants show the mask as the causal one, and a window as long as the sequence hides nothing."""

@@ -9,8 +9,9 @@ sinks, chunk, key_start_loc) -> [T,h,e]``
     and sees only itself. Scores are ``q k^T * scale``, then ``tanh(s/softcap)*softcap`` where softcap is not 0, plus
     ``alibi_slopes[h] * (key - query)``. Query ``i`` sees key ``j`` where ``j <= i`` if causal, ``j > i - window`` (and
     ``j < i + window`` if not causal) if window > 0, and ``i // chunk == j // chunk`` if chunk > 0. ``sinks[h]`` is one
-    more score in the denominator of the softmax. With ``key_start_loc`` there are more keys than queries: those of sequence
-    ``i`` are ``key_start_loc[i]:key_start_loc[i+1]``, the past first, and queries count from the end of the past. ``h`` is a multiple of ``g``: query heads share key heads in groups.
+    more score in the denominator of the softmax. With ``key_start_loc`` there are more keys than queries: those of
+    sequence ``i`` are ``key_start_loc[i]:key_start_loc[i+1]``, the past first, and queries count from the end of the past.
+    ``h`` is a multiple of ``g``: query heads share key heads in groups.
 
 ``emerge_vllm.experts(x [T,m], w13 [E,2i,m] , w2 [E,m,i], b13 [E,2i], b2 [E,m], weights [T,k], ids [T,k], activation,
 weight_on_input) -> [T,m]``

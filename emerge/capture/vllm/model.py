@@ -15,8 +15,8 @@ from emerge.capture.base import CaptureError
 from emerge.capture.distributed import fake_rank
 from emerge.capture.hf import HFSpec, make_model
 from emerge.capture.recorder import Recorder
-from emerge.capture.session import Program, Settings, run_capture
 from emerge.capture.sequences import kept_of_past
+from emerge.capture.session import Program, Settings, run_capture
 from emerge.capture.vllm import runtime
 from emerge.capture.vllm.sequences import cached_boxes, describe_sequences
 from emerge.capture.vllm.spec import VllmSpec
@@ -36,8 +36,9 @@ def capture_vllm(
 
     The inputs are vLLM's parameters, labelled by vLLM's names, with ``loaded``: which boxes of which Transformers
     parameters they hold. The program is the forward pass of packed sequences, from ``input_ids`` [tokens] to the logits
-    of every token; with a past it has the caches ``past.L.key``, ``past.L.value`` [past tokens, heads, size] of every layer
-    as inputs, and ``present.L.key``, ``present.L.value`` with the new tokens as outputs. ``weights`` of a graph says what was dropped, never loaded, or loaded and not used.
+    of every token. With a past the caches ``past.L.key`` and ``past.L.value`` [past tokens, heads, size] of every layer are
+    inputs, and ``present.L.key``, ``present.L.value``, which the next step reads, are outputs. ``weights`` of a graph says
+    what was dropped, never loaded, or loaded and not used.
 
     Raises:
         CaptureError: vLLM is missing, refuses the config, or the model cannot be captured.

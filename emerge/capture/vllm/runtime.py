@@ -310,8 +310,13 @@ class _Kernels:
         before = [t - n for t, n in zip(self.totals(layer), self.lengths)]
         found = {}
         for name, new in (("key", key), ("value", value)):
-            pieces = zip(self.cache.past[number][name].split(before), new.split(list(self.lengths)))
-            found[name] = torch.cat([part for pair in pieces for part in pair])
+            past = self.cache.past[number][name]
+            if len(set(before)) == len(set(self.lengths)) == 1:
+                rows = [t.view(len(before), -1, *t.shape[1:]) for t in (past, new)]
+                found[name] = torch.cat(rows, 1).view(-1, *new.shape[1:])
+            else:
+                pieces = zip(past.split(before), new.split(list(self.lengths)))
+                found[name] = torch.cat([part for pair in pieces for part in pair])
         # what the next step reads of it
         ends = [(t, kept_of_past(t, window_of(layer))) for t in self.totals(layer)]
         self.cache.present[number] = {name: _last(joined, ends) for name, joined in found.items()}

@@ -42,6 +42,8 @@ def describe_sequences(graph: Graph, spec: VllmSpec, layout: dict[str, Boxes]) -
     boxes: dict[str, Boxes] = {}
     types = graph.types()
     for label, name in zip(graph.extra["output_labels"], graph.outputs):
+        if name is None:
+            continue
         if label in layout:
             boxes[label] = layout[label]
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 from emerge.facts.families import FamilyNode
@@ -45,6 +46,11 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
     known = looked_up(low, table, index)
     if known is not None:
         return known
+    if not parallel and (single := _one_position(low, index)) is not None:
+        row = lookup(low, table, single, d)
+        before, after = table.shape[:d], table.shape[d + 1 :]
+        row = view(low, row, [*before, *[1] * len(index.shape), *after])
+        return low.broadcast_to(row, [*before, *index.shape, *after])
     hot = one_hot(low, index, table.shape[d], table.dtype)
     source = low.source_input(index)
     if source is not None:
@@ -70,6 +76,14 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
         low.remember(result, "lookup", [table, index], d)
         note_lookup(low, result, table, d, index)
     return result
+
+
+def _one_position(low: Lowering, index: Tensor) -> Tensor | None:
+    """The position [1] that an index repeats, None where it is not one element laid out along all dimensions."""
+    inner = index
+    while (made := low.made_by.get(inner.id)) is not None and made.kind == "layout":
+        inner = made.args[0]
+    return view(low, inner, [1]) if prod(inner.shape) == 1 < prod(index.shape) else None
 
 
 def contract(

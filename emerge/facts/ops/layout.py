@@ -292,10 +292,10 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
         return None
     size = stop - start
     shape = [size if k == d else m for k, m in enumerate(x.shape)]
-    if (x.shape[d], start, stop) in low.sections and made.kind in _REMADE:
-        return _REMADE[made.kind](low, x, made, d, start, stop)
-    if (x.shape[d], start, stop) in low.sections and x.dtype in ("int64", "bool") and made.kind not in ("layout", "cat"):
-        return _slice_index(low, x, made, d, start, stop)
+    if (x.shape[d], start, stop) in low.sections and made.kind not in ("layout", "cat"):
+        from emerge.facts.ops.sections import section
+
+        return section(low, x, made, d, start, stop)
     if made.kind == "layout":
         if d in made.broadcast:
             return low.layout(made.args[0], shape, made.ties, made.broadcast)
@@ -309,7 +309,10 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
             return _slice_gathered(low, made, shape, d, start, stop)
         if start % ov or stop % ov or (oa > 1 and ov > 1):
             return None
-        inner = slice_plain(low, arg, da, start // ov * oa, stop // ov * oa, 1)
+        first, last = start // ov * oa, stop // ov * oa
+        if (x.shape[d], start, stop) in low.sections:
+            low.sections.add((arg.shape[da], first, last))  # the same tokens, counted in another way
+        inner = slice_plain(low, arg, da, first, last, 1)
         ties = [(*t[:4], size // ov) if t[0] == d and t[1] == ov else t for t in made.ties]
         return low.layout(inner, shape, ties, made.broadcast)
     if made.kind == "cat":
@@ -324,76 +327,6 @@ def _slice_inside(low: Lowering, x: Tensor, d: int, start: int, stop: int) -> Te
                 return cat(low, [slice_plain(low, p, d, start, stop, 1) for p in made.args], how.params[0])
             offset += part.shape[d]
     return None
-
-
-def _slice_communicated(low: Lowering, x: Tensor, made: Made, d: int, start: int, stop: int) -> Tensor | None:
-    """A slice along a dimension that a collective leaves alone: the collective on what every rank has of the slice."""
-    (arg,) = made.args
-    n = x.shape[d]
-    own = made.iters[d] if d < len(made.iters) else None
-    if own is None or own.out != whole(n, d) or own.args != ((0, whole(n, d)),) or own.from_mesh or own.to_mesh:
-        return None
-    if any(t.d == d for k, it in enumerate(made.iters) if k != d for t in (*it.out, *(t for _, ts in it.args for t in ts))):
-        return None
-    size = stop - start
-    part = Iter(size, own.role, whole(size, d), ((0, whole(size, d)),))
-    return low.op(
-        made.body, made.kind, [slice_plain(low, arg, d, start, stop, 1)],
-        [part if k == d else it for k, it in enumerate(made.iters)], [size if k == d else m for k, m in enumerate(x.shape)],
-        x.dtype, relocation=made.relocation, group=made.group,
-    )  # fmt: skip
-
-
-def _slice_looked_up(low: Lowering, x: Tensor, made: Made, d: int, start: int, stop: int) -> Tensor | None:
-    """A slice of a look-up looks up a part of the index, or in a part of the table; written as look-ups are, with their
-    forms."""
-    from emerge.facts.ops.index import lookup
-
-    how = low.recipes.get(x.id)
-    if how is None or how.name != "lookup":
-        return None
-    (table, index), at = how.args, how.params[0]
-    own = d - at
-    if 0 <= own < len(index.shape):
-        return lookup(low, table, slice_plain(low, index, own, start, stop, 1), at)
-    behind = d if d < at else d - len(index.shape) + 1
-    return lookup(low, slice_plain(low, table, behind, start, stop, 1), index, at)
-
-
-def _slice_filled(low: Lowering, x: Tensor, made: Made, d: int, start: int, stop: int) -> Tensor | None:
-    """A slice of a tensor with a constant written where a mask holds: the same of both slices, with its forms."""
-    from emerge.facts.ops.masks import constant_of
-    from emerge.facts.ops.pointwise import fill
-
-    if d >= len(made.iters) or made.iters[d].out != whole(x.shape[d], d):
-        return None
-    places = dict(made.iters[d].args)
-    if any(ties != whole(x.shape[d], ties[0].d) for ties in places.values() if ties) or 0 not in places:
-        return None
-    args = [
-        slice_plain(low, a, places[k][0].d, start, stop, 1) if places.get(k) else a for k, a in enumerate(made.args)
-    ]
-    return fill(low, args[0], args[1], constant_of(made.body), x.dtype)
-
-
-def _slice_index(low: Lowering, x: Tensor, made: Made, d: int, start: int, stop: int) -> Tensor | None:
-    """A slice of integer arithmetic is the arithmetic on slices, which datalog/analysis/index.dl reads off operators."""
-    found = _on_slices(low, x, made, d, start, stop)
-    if found is None:
-        return None
-    shape = [stop - start if k == d else n for k, n in enumerate(x.shape)]
-    result = low.op(found.body, found.kind, found.args, found.iters, shape, x.dtype, scale=found.scale)
-    source, own = low.op_of[x.id], low.op_of[result.id]
-    for relation in ("index_scalar", "index_factor"):
-        low.base.add_all(relation, [(own, *row[1:]) for row in low.base.facts[relation] if row[0] == source])
-    low.inherit(own, [source])
-    return result
-
-
-#: Operators whose slice along a section is written as the operator on slices, with all that is said about such operators.
-_REMADE = {
-    "collective": _slice_communicated, "lookup": _slice_looked_up, "fill": _slice_filled, "fill0": _slice_filled,
-}  # fmt: skip
 
 
 def _slice_gathered(low: Lowering, made: Made, shape: list[int], d: int, start: int, stop: int) -> Tensor | None:
@@ -427,18 +360,12 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     """
     if (x.shape[d], start, stop) in low.sections:
         low.sections_left.append((x, d, start, stop, result))
+        low.section_slices.setdefault(x.id, []).append((d, start, stop, result))
     elif low.slice_depth <= MOST_SLICES:
-        _sliced_form(low, x, d, start, stop, result)
+        sliced_form(low, x, d, start, stop, result)
 
 
-def note_sections(low: Lowering) -> None:
-    """Writes the forms of slices that statements speak about, all the way down: what a claim says of one sequence of a
-    packed batch rests on that sequence's part of every tensor before it."""
-    while low.sections_left:
-        _sliced_form(low, *low.sections_left.pop())
-
-
-def _sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, result: Tensor) -> None:
+def sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, result: Tensor) -> None:
     made = low.made_by.get(x.id)
     if made is not None:
         _form_of_slice(low, x, made, low.op_of.get(x.id), d, start, stop, result)
@@ -451,7 +378,7 @@ def _form_of_slice(
 ) -> None:
     """``source``: the operator or form that makes ``x`` as ``made`` says."""
     low.slice_depth += 1
-    found = _on_slices(low, x, made, d, start, stop) if source is not None else None
+    found = on_slices(low, x, made, d, start, stop) if source is not None else None
     low.slice_depth -= 1
     if found is None:
         return
@@ -467,7 +394,7 @@ def _form_of_slice(
                 low.base.add("commuted", other, form)
 
 
-def _on_slices(low: Lowering, x: Tensor, made: Made, d: int, start: int, stop: int) -> Made | None:
+def on_slices(low: Lowering, x: Tensor, made: Made, d: int, start: int, stop: int) -> Made | None:
     """``made`` on the slices of its operands that carry dimension ``d``; None where it does not work in parallel along it."""
     if not made.args or made.relocation is not None or made.kind == "dropout":
         return None
