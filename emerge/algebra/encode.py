@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
+from typing import Any
 
 from emerge.facts.lower import Lowering, Recipe, Tensor
 from emerge.graph.model import is_floating
@@ -33,14 +35,51 @@ def global_name(tensor: int) -> str:
     return f"$t{tensor}"
 
 
-def encode(low: Lowering) -> Iterator[str]:
-    """Commands that define every tensor of a side, operands first."""
+@dataclass(frozen=True)
+class Term:
+    """A constructor on tensors and other arguments."""
+
+    op: str
+    args: tuple[Any, ...]
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """The tensors among the arguments."""
+        return [a for a in self.args if isinstance(a, Tensor)]
+
+    def __str__(self) -> str:
+        return f"({self.op} {' '.join(map(_argument, self.args))})"
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return global_name(value.id)
+    if isinstance(value, Fraction):
+        return rational(value)
+    if isinstance(value, str):
+        return text(value)
+    return dims(value) if isinstance(value, tuple) else str(value)
+
+
+def encode(
+    low: Lowering,
+    more: Iterable[Tensor] = (),
+    terms: Mapping[int, Term] | None = None,
+    definitions: Collection[str] | None = None,
+) -> Iterator[str]:
+    """Commands that define every tensor of a side, operands first.
+
+    Args:
+        more: further tensors. terms: those of tensors that are none of the graph.
+        definitions: those that make their kernel and composite equal, None = all.
+    """
     done: set[int] = set()
     specs: set[str] = set()
-    for tensor in list(tensors(low)):
-        yield from _define(low, tensor, done, specs)
-    for kernel, composite in low.forms:
-        yield f"(union {global_name(kernel.id)} {global_name(composite.id)})"
+    for tensor in [*tensors(low), *more]:
+        yield from _define(low, tensor, done, specs, terms or {})
+    for form in low.forms:
+        if definitions is None or form.definition in definitions:
+            yield f"(union {global_name(form.kernel.id)} {global_name(form.composite.id)})"
 
 
 def tensors(low: Lowering) -> Iterator[Tensor]:
@@ -50,8 +89,8 @@ def tensors(low: Lowering) -> Iterator[Tensor]:
             yield value
         else:
             yield from getattr(value, "made", {}).values()
-    for kernel, composite in low.forms:
-        yield from (kernel, composite)
+    for form in low.forms:
+        yield from (form.kernel, form.composite)
 
 
 def free_dims(spec: str) -> Iterator[tuple[str, int, int, int]]:
@@ -71,7 +110,9 @@ def free_facts(spec: str) -> Iterator[str]:
         yield f"(free {text(spec)} {k} {d} {o})"
 
 
-def _define(low: Lowering, tensor: Tensor, done: set[int], specs: set[str]) -> Iterator[str]:
+def _define(
+    low: Lowering, tensor: Tensor, done: set[int], specs: set[str], terms: Mapping[int, Term]
+) -> Iterator[str]:
     stack = [tensor]
     while stack:
         x = stack[-1]
@@ -79,9 +120,12 @@ def _define(low: Lowering, tensor: Tensor, done: set[int], specs: set[str]) -> I
             stack.pop()
             continue
         recipe = low.recipes.get(x.id)
-        term = term_of(recipe, x) if recipe is not None else None
+        known = terms.get(x.id)
+        term = str(known) if known is not None else term_of(recipe, x) if recipe is not None else None
         # what a leaf is made of still has terms of its own
-        below = recipe.args if term is not None and recipe is not None else _operands(low, x)
+        below: Sequence[Tensor] = _operands(low, x)
+        if term is not None:
+            below = known.operands if known is not None else recipe.args if recipe is not None else ()
         open_ = [a for a in below if a.id not in done]
         if open_:
             stack.extend(open_)

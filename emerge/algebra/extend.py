@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from emerge.algebra.encode import encode, global_name, tensors
+from emerge.algebra.encode import Term, encode, global_name, tensors
 from emerge.algebra.saturate import Budget, Class, Classes, Node, saturate
 from emerge.facts.base import constant_text
 from emerge.facts.lower import Lowering, Tensor, Unsupported
@@ -34,6 +35,15 @@ TRUTH = {"eq", "ne", "lt", "le", "gt", "ge", "not", "and", "or", "xor", "isnan",
 BUDGET = Budget()
 
 
+@dataclass(frozen=True)
+class Equality:
+    """Two tensors in one class; ``term`` is the second's, where it was added for this class."""
+
+    tensor: Tensor
+    other: Tensor
+    term: Term | None = None
+
+
 @dataclass
 class Extension:
     """What the algebra added to one side.
@@ -41,6 +51,7 @@ class Extension:
     Attributes:
         forms: tensors added as other ways to compute a tensor. merged: pairs of tensors of the graph found equal.
         fired: rule -> matches. stopped: why the saturation ended early, or "".
+        equalities: what was written as ``same``. added: tensor that was added -> its term. files: the rules.
     """
 
     forms: int = 0
@@ -50,16 +61,22 @@ class Extension:
     fired: dict[str, int] = field(default_factory=dict)
     stopped: str = ""
     seconds: float = 0.0
+    equalities: list[Equality] = field(default_factory=list)
+    added: dict[int, Term] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+    budget: Budget = BUDGET
 
 
-def extend(low: Lowering, files: Sequence[Any], budget: Budget = BUDGET) -> Extension:
+def extend(low: Lowering, files: Sequence[Path], budget: Budget = BUDGET) -> Extension:
     """Saturates the terms of a side and writes what is equal into its facts."""
     found = saturate(encode(low), files, budget)
     builder = _Builder(low, found)
     result = Extension(
-        fired={k: n for k, n in found.fired.items() if n}, terms=found.terms, rounds=found.rounds, stopped=found.stopped
-    )
+        fired={k: n for k, n in found.fired.items() if n}, terms=found.terms, rounds=found.rounds, stopped=found.stopped,
+        files=files, budget=budget,
+    )  # fmt: skip
     builder.run(result)
+    result.equalities, result.added = builder.equalities, builder.added
     result.seconds = found.seconds
     return result
 
@@ -80,6 +97,9 @@ class _Builder:
         self.chosen = _cheapest(found, set(self.originals))
         self.representative: dict[int, Tensor | None] = {}
         self.written: set[tuple[int, int]] = set()
+        self.equalities: list[Equality] = []
+        self.added: dict[int, Term] = {}
+        self.graph = set(known)
 
     def run(self, result: Extension) -> None:
         low = self.low
@@ -96,12 +116,13 @@ class _Builder:
             for node in self.found.nodes[number]:
                 form = self.build(node)
                 if form is not None and form.id != target.id:
-                    result.forms += self.same(target, form)
+                    result.forms += self.same(target, form, self.term(node))
 
-    def same(self, target: Tensor, form: Tensor) -> int:
+    def same(self, target: Tensor, form: Tensor, term: Term | None = None) -> int:
         if target.shape != form.shape or (target.id, form.id) in self.written:
             return 0
         self.written.add((target.id, form.id))
+        self.equalities.append(Equality(target, form, term))
         self.low.base.add("same", target.id, form.id)
         return 1
 
@@ -113,8 +134,14 @@ class _Builder:
                 self.representative[number] = min(members, key=lambda t: (t.depth, t.id))
             else:
                 node = self.chosen.get(number)
-                self.representative[number] = self.build(node) if node is not None else None
+                made = self.representative[number] = self.build(node) if node is not None else None
+                if made is not None and node is not None and made.id not in self.graph:
+                    self.added.setdefault(made.id, self.term(node))
         return self.representative[number]
+
+    def term(self, node: Node) -> Term:
+        """The term of a node whose operands are tensors."""
+        return Term(node.op, tuple(self.tensor(a.id) if isinstance(a, Class) else a for a in node.args))
 
     def build(self, node: Node) -> Tensor | None:
         """The tensor of one term; None where the lowering has no form for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -85,8 +85,11 @@ def available() -> bool:
     return find_spec("egglog") is not None
 
 
-def load(files: Sequence[Path]) -> Any:
+def load(files: Sequence[Path], only: Collection[str] | None = None) -> Any:
     """An e-graph with the rules of ``files``; all but the language hold rules only.
+
+    Args:
+        only: names of the rules wanted, None = all.
 
     Raises:
         RuleError: a file does not parse, or holds something that is no rule, with its place.
@@ -99,16 +102,21 @@ def load(files: Sequence[Path]) -> Any:
             graph.run_program(*graph.parse_program(path.read_text(encoding="utf-8"), path.name))
             continue
         for rule in rules_of(path):
+            if only is not None and rule.name not in only:
+                continue
             graph.run_program(*graph.parse_program(rule.text, path.name))
     return graph
 
 
-def saturate(commands: Iterable[str], files: Sequence[Path], budget: Budget = Budget()) -> Classes:
-    """Defines the terms of ``commands`` and applies the rules until nothing changes or the budget is spent."""
+def saturate(
+    commands: Iterable[str], files: Sequence[Path], budget: Budget = Budget(), only: Collection[str] | None = None
+) -> Classes:
+    """Defines the terms of ``commands`` and applies the rules (``only`` those named) until nothing changes or the budget is
+    spent."""
     from egglog.bindings import EggSmolError
 
     started = time.perf_counter()
-    graph = load(files)
+    graph = load(files, only)
     rules = {rule.name for path in files if path != resource_dir("rules") / LANGUAGE for rule in rules_of(path)}
     lines = list(commands)
     for k in range(0, len(lines), COMMANDS_PER_CALL):

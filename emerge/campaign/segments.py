@@ -14,8 +14,8 @@ from emerge.relate.notation import TensorSpec, alignment_statement
 from emerge.relate.segments import CUT, LEAST_CUTS, Segment, behind, can_be_cut, cut_points, segment
 from emerge.relate.statement import Piece, Statement
 from emerge.util.errors import RelationError
-from emerge.verdict.coverage import counted
-from emerge.verdict.types import EQUIVALENT, EVIDENCE, Assumption, Output, PairResult
+from emerge.verdict.coverage import cover
+from emerge.verdict.types import EQUIVALENT, EVIDENCE, Assumption, NodeEvidence, Output, PairResult
 
 #: So many different segments may fail before the graphs are taken whole.
 MOST_FAILURES = 1
@@ -44,8 +44,8 @@ class Chain:
     seconds: dict[str, float] = field(default_factory=dict)
     results: dict[str, PairResult | None] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
-    levels: dict[str, list[str | None]] = field(default_factory=dict)
-    covered: dict[str, str] = field(default_factory=dict)
+    levels: dict[str, list[NodeEvidence | None]] = field(default_factory=dict)
+    covered: dict[str, NodeEvidence] = field(default_factory=dict)
     forms: list[str] = field(default_factory=list)
     explored: int = 0
 
@@ -168,7 +168,7 @@ class Chain:
         outputs = [o for key, claims in last for o in self._outputs(key, claims)]
         out.outputs = sorted(outputs, key=lambda o: place.get(o.reference, 0))
         out.evidence = max(levels, key=EVIDENCE.index)
-        out.coverage = counted(self.covered)
+        cover(out, self.covered.values())
         out.stats = {"segments": sum(self.uses.values()), "segments_reused": sum(self.uses.values()) - len(self.uses)}
         return out
 

@@ -174,6 +174,15 @@ WRAPPING = {"addc", "mulc", "add", "sub", "mul", "neg", "csub", "square", "powc"
 POSITIONS_HELD = {"uint8": 1 << 8, "int8": 1 << 7, "int16": 1 << 15, "int32": 1 << 31, "int64": 1 << 62}
 
 
+class EqualForm(NamedTuple):
+    """A call of a kernel and its composite by a definition, which have one value; ``node`` holds the call."""
+
+    kernel: Tensor
+    composite: Tensor
+    definition: str
+    node: str
+
+
 class Meanings(Protocol):
     """Definitions of operators in data files (``emerge/kernels``)."""
 
@@ -233,8 +242,8 @@ class Lowering:
         assumptions: what operators take for granted.
         signature_law: operator form id -> law of the rule file that describes the operator.
         calls: calls of operators that have a definition (node, operator, arguments, result).
-        defined: (node, tensor id, definition) where a composite was used for a tensor.
-        forms: pairs of tensors that definitions make equal.
+        defined: (node, tensor id, definition) where a composite stands for a tensor that has no other lowering.
+        forms: what definitions make equal.
     """
 
     def __init__(
@@ -249,7 +258,7 @@ class Lowering:
         self.meanings = meanings
         self.calls: list[tuple[FamilyNode, str, list[Any], dict[str, Any], Any]] = []
         self.defined: set[tuple[str, int, str]] = set()
-        self.forms: list[tuple[Tensor, Tensor]] = []
+        self.forms: list[EqualForm] = []
         self.signatures = signatures or {}
         self.described = {op for op, _ in self.signatures}
         self.tensors: dict[str, Any] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emerge.facts.families import FamilyNode
-from emerge.facts.lower import Lowering, Multi, Tensor, Unsupported, find_handler
+from emerge.facts.lower import EqualForm, Lowering, Multi, Tensor, Unsupported, find_handler
 from emerge.facts.shapes import FLOATING, Spec, infer
 from emerge.graph.model import TensorType, is_floating
 from emerge.kernels.interpret import NotApplicable, evaluate
@@ -187,10 +187,9 @@ class Meanings:
                     continue
                 if form is None or target is None or target.id == form.id or target.shape != form.shape:
                     continue
-                low.defined.add((node.name, target.id, definition.name))
-                if (target, form) not in low.forms:
+                if (target, form) not in [f[:2] for f in low.forms]:
                     low.base.add("same", target.id, form.id)
                     low.base.add("same", form.id, target.id)
-                    low.forms.append((target, form))
                     count += 1
+                low.forms.append(EqualForm(target, form, definition.name, node.name))
         return count

@@ -13,7 +13,7 @@ from typing import Any
 from emerge import __version__
 from emerge.graph.json_io import write_atomically
 from emerge.util.errors import InputError
-from emerge.verdict.types import PairResult
+from emerge.verdict.types import EVIDENCE, KINDS_OF_REST, PairResult
 
 SCHEMA = "emerge.report/1"
 FILE_NAME = "report.json"
@@ -117,7 +117,8 @@ def _pair(p: PairResult) -> dict[str, Any]:
             "file": p.counterexample.file,
         },
         "rules": {"used": dict(p.rules_used), "synthesised": list(p.rules_synthesised)},
-        "coverage": {level: p.coverage.get(level, 0) for level in ("proved", "tested", "assumed")},
+        "coverage": {level: p.coverage.get(level, 0) for level in EVIDENCE},
+        "coverage_rest": {kind: p.coverage_rest.get(kind, 0) for kind in KINDS_OF_REST} | {"by": dict(p.coverage_by)},
         "stats": {
             key: p.stats.get(key, 0)
             for key in ("reference_nodes", "implementation_nodes", "ranks", "segments", "segments_reused")

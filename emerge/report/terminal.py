@@ -13,6 +13,12 @@ _COLOURS = {"EQUIVALENT": "32", "NOT_EQUIVALENT": "31", "UNKNOWN": "33", "ERROR"
 #: Assumptions and outputs listed per pair before the rest is only counted.
 MOST_LISTED = 6
 MOST_FINDINGS = 4
+#: What nodes rest on that no proved law covers, in words.
+_REST = {
+    "kernel_contracts": "definitions of kernels",
+    "index_operators": "laws about indices",
+    "other_laws": "other laws that are tested or assumed",
+}
 #: Columns that lines are wrapped at where the terminal's width is not known.
 WIDTH = 120
 #: Continuation lines of ``key:  text`` lines stand below the text.
@@ -88,6 +94,7 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
         difference = f"output {c['output']} differs by {size}"
         yield f"  counterexample: {difference} ({c['sizes']} sizes, seed {c['seed']}) {c['file']}".rstrip()
     if verdict == "EQUIVALENT":
+        yield from _coverage_lines(p)
         names = Counter(a["name"] for a in p["assumptions"])
         if names:
             yield "  assumes: " + ", ".join(f"{n} ({k} places)" if k > 1 else n for n, k in names.items())
@@ -98,6 +105,17 @@ def _pair_lines(p: dict[str, Any], colour: bool) -> Iterator[str]:
         if names_of:
             more = " .." if len(names_of) > MOST_LISTED else ""
             yield f"  {side} inputs without a relation: {', '.join(names_of[:MOST_LISTED])}{more}"
+
+
+def _coverage_lines(p: dict[str, Any]) -> Iterator[str]:
+    """How many reference nodes proved laws cover, and what the others rest on."""
+    total, rest = sum(p["coverage"].values()), p.get("coverage_rest", {})
+    if not total:
+        return
+    proved = p["coverage"]["proved"]
+    parts = [f"{rest[kind]} on {text}" for kind, text in _REST.items() if rest.get(kind)]
+    others = f"; of the others rest {', '.join(parts)}" if parts else ""
+    yield f"  coverage: {proved} of {total} reference nodes ({100 * proved // total}%) by proved laws{others}"
 
 
 def _output_name(o: dict[str, Any]) -> str:

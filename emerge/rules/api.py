@@ -22,6 +22,7 @@ from emerge.rules import certificates, kernels
 from emerge.rules.certify import Certificate, Outcome, Refusal, certify
 from emerge.rules.equalities import EqualityCertificate, certify_rule
 from emerge.rules.laws import Law, check_program, laws_of
+from emerge.rules.proofs import WRITTEN
 from emerge.util.errors import RuleError
 
 #: Generated pairs for the shipped base, and for one user's laws.
@@ -165,7 +166,8 @@ def _proof_lines(found: Certificate) -> list[str]:
     """What symbolic elements say about a law that names an argument."""
     beside = f", {found.outside} facts about operators outside their domain" if found.outside else ""
     if found.evidence == "proved":
-        return [f"  argument '{found.method}' (docs/proofs.md); {found.symbolic} instances shown on symbolic elements{beside}"]
+        shown = "claims proved with z3" if found.method == WRITTEN else "instances shown on symbolic elements"
+        return [f"  argument '{found.method}' (docs/proofs.md); {found.symbolic} {shown}{beside}"]
     return [f"  not proved: {found.open}"] if found.open else []
 
 

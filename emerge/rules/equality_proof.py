@@ -7,14 +7,20 @@ its operands. Both sides must be undefined together and equal otherwise. There a
 
 The proof is general: a pointwise term has one value per element, which depends on the operands' values at that element only,
 so one symbolic element stands for tensors of all shapes.
+
+**Sums and contractions.** A rule whose two terms hold one and the same sum (or contraction) each, of pointwise terms, is proved
+for one and for two summands; ``h`` is what stands around the sum on a side. It follows for all numbers of summands by
+induction when one of the sides is the bare sum, ``sum of g(x_i) = h(sum of f(x_i))``: one summand says ``g(x) = h(f(x))``,
+two then say ``h(a) + h(b) = h(a + b)`` for all values ``a``, ``b`` of ``f``, which therefore must be all values: ``f`` is a
+variable, or a product of two. Addition of extended reals, undefined among them, is associative and commutative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from emerge.algebra.rulefile import CONSTRUCTORS, App, EqualityRule, Lit, Term, Var, rational, subterms
 
@@ -45,17 +51,117 @@ class Ext(NamedTuple):
 
 
 def prove(rule: EqualityRule, seconds: float = TIMEOUT_MS / 1000) -> Proof:
-    """Proves a rule whose terms are pointwise; other rules are neither proved nor refuted."""
+    """Proves a rule whose terms are pointwise, or hold one sum each; other rules are neither proved nor refuted."""
+    if _sums_alike(rule):
+        proofs = [_prove(rule, seconds, n) for n in (1, 2)]
+        if all(p.holds for p in proofs):
+            return Proof(True, False, f"{proofs[0].reason}, by induction over the summands")
+        return Proof()
+    return _prove(rule, seconds, 0)
+
+
+def commutes(kind: str, seconds: float = TIMEOUT_MS / 1000) -> Proof:
+    """Proves ``f(x, y) = f(y, x)`` for a kind of bodies that is written out here."""
+
+    def claim(symbols: _Symbols) -> Any:
+        x, y = symbols.value(Var("x")), symbols.value(Var("y"))
+        return symbols.equal(symbols.body(kind, [x, y]), symbols.body(kind, [y, x]))
+
+    return _claimed(claim, seconds)
+
+
+#: Kinds each element of whose result is one element of an operand, or 0: a sum of two such is such a sum.
+MOVED = frozenset({"cat", "slice", "copy"})
+
+
+def adds_up(kind: str, seconds: float = TIMEOUT_MS / 1000) -> Proof:
+    """Proves ``f(a + b) = f(a) + f(b)``, all operands of a kind of bodies taken together.
+
+    Sums are proved for two summands: ``(a + b) + (x + y) = (a + x) + (b + y)`` is also the step from n summands to n + 1.
+    """
+    if kind in MOVED:
+        return Proof(True, False, "each element is one of an operand's, or 0")
+
+    def claim(symbols: _Symbols) -> Any:
+        a, b, x, y = (symbols.value(Var(name)) for name in "abxy")
+        factor = symbols.constant(symbols.rational(Var("factor")))
+        made = {
+            "add": lambda p, q: symbols.plus(p, symbols.times(factor, q)),
+            "sub": lambda p, q: symbols.plus(p, symbols.negative(symbols.times(factor, q))),
+            "neg": lambda p, q: symbols.negative(p),
+            "scale": lambda p, q: symbols.times(factor, p),
+            "sum": symbols.plus,
+            "cumsum": symbols.plus,
+        }.get(kind)
+        if made is None:
+            return None
+        return symbols.equal(made(symbols.plus(a, b), symbols.plus(x, y)), symbols.plus(made(a, x), made(b, y)))
+
+    return _claimed(claim, seconds)
+
+
+def _claimed(claim: Callable[[_Symbols], Any], seconds: float) -> Proof:
+    """Proves what ``claim`` says about fresh symbols; None and functions that are not written out prove nothing."""
+    try:
+        import z3
+    except ImportError:
+        return Proof()
+    symbols = _Symbols(z3)
+    said = claim(symbols)
+    if said is None or symbols.uninterpreted:
+        return Proof()
+    solver = z3.Solver()
+    solver.set("timeout", max(1, int(seconds * 1000)))
+    solver.add(*symbols.assumptions, *symbols.axioms(), z3.Not(said))
+    answer = solver.check()
+    return Proof(answer == z3.unsat, answer == z3.sat, f"over the extended reals, z3 {z3.get_version_string()}")
+
+
+def _sums_alike(rule: EqualityRule) -> bool:
+    """Is the rule ``sum of g(x_i) = h(sum of f(x_i))``, or the same for a contraction, with ``f`` a variable or a product?"""
+    if len(rule.patterns) != 1 or len(rule.unions) != 1 or rule.lets or rule.reverse:
+        return False
+    left, right = rule.unions[0]
+    left = rule.patterns[0][1] if isinstance(left, Var) and left.name == rule.patterns[0][0] else left
+    sums: list[list[App]] = [[t for t in subterms(term) if _is_sum(t)] for term in (left, right)]
+    if any(len(found) != 1 for found in sums) or left != sums[0][0]:
+        return False
+    one, other = sums[0][0], sums[1][0]
+    operands = {"Fold": (2,), "Einsum": (1, 2)}[one.op]
+    if one.op != other.op or any(a != b for k, (a, b) in enumerate(zip(one.args, other.args)) if k not in operands):
+        return False  # summed over other dimensions
+    inner = [other.args[k] for k in operands]
+    if not all(isinstance(t, Var) for t in inner) or len(set(inner)) != len(inner):
+        return False
+    # an operand is read at positions of its own, so a tensor may not stand in another operand as well
+    return all(_tensors(one.args[k]) == {t} for k, t in zip(operands, inner))
+
+
+def _tensors(term: Term) -> set[Term]:
+    """Variables for tensors in a term."""
+    if isinstance(term, Var):
+        return {term}
+    if not isinstance(term, App) or term.op not in CONSTRUCTORS:
+        return set()
+    return {v for sort, a in zip(CONSTRUCTORS[term.op], term.args) if sort == "Value" for v in _tensors(a)}
+
+
+def _is_sum(term: Term) -> TypeGuard[App]:
+    return isinstance(term, App) and (term.op == "Einsum" or (term.op == "Fold" and term.args[:2] == (Lit("sum"), Lit("sum"))))
+
+
+def _prove(rule: EqualityRule, seconds: float, summands: int) -> Proof:
     terms = [t for _, t in rule.patterns] + [t for pair in rule.unions for t in pair] + [t for _, t in rule.lets]
     for term in terms:
-        if any(isinstance(t, App) and t.op in CONSTRUCTORS and t.op not in POINTWISE for t in subterms(term)):
+        if any(isinstance(t, App) and t.op in CONSTRUCTORS and t.op not in POINTWISE and not (summands and _is_sum(t))
+               for t in subterms(term)):
             return Proof()
     try:
         import z3
     except ImportError:
         return Proof()
     try:
-        symbols = _Symbols(z3)
+        symbols = _Symbols(z3, summands)
         for name, pattern in rule.patterns:
             found = symbols.value(pattern)
             if name:
@@ -85,8 +191,10 @@ def prove(rule: EqualityRule, seconds: float = TIMEOUT_MS / 1000) -> Proof:
 class _Symbols:
     """Symbolic values of one rule's terms."""
 
-    def __init__(self, z3: Any) -> None:
-        self.z3 = z3
+    def __init__(self, z3: Any, summands: int = 0) -> None:
+        self.z3, self.summands = z3, summands
+        #: Within a sum: which of its summands is looked at; elsewhere "".
+        self.position = ""
         self.env: dict[str, Ext] = {}
         self.rationals: dict[str, Any] = {}
         self.assumptions: list[Any] = []
@@ -107,13 +215,16 @@ class _Symbols:
         """Value of a tensor term."""
         z3 = self.z3
         if isinstance(term, Var):
-            if term.name not in self.env:
+            name = term.name + self.position
+            if name not in self.env:
                 # a variable stands for any tensor, also for one that is undefined at this element
-                undefined, plus, minus = (z3.Bool(f"{term.name} {k}") for k in ("undefined", "+inf", "-inf"))
-                found = Ext(undefined, plus, minus, z3.Real(term.name))
+                undefined, plus, minus = (z3.Bool(f"{name} {k}") for k in ("undefined", "+inf", "-inf"))
+                found = Ext(undefined, plus, minus, z3.Real(name))
                 self.assumptions.append(z3.AtMost(undefined, plus, minus, 1))
-                self.env[term.name] = found
-            return self.env[term.name]
+                self.env[name] = found
+            return self.env[name]
+        if self.summands and not self.position and _is_sum(term):
+            return self.sum(term)
         if not isinstance(term, App) or term.op not in POINTWISE:
             raise NotPointwise(str(term))
         if term.op == "Scale":
@@ -127,6 +238,17 @@ class _Symbols:
         if not isinstance(body, Lit) or not isinstance(body.value, str):
             raise NotPointwise(str(body))
         return self.body(body.value, operands)
+
+    def sum(self, term: App) -> Ext:
+        """A sum or contraction of so many summands."""
+        found = None
+        for k in range(self.summands):
+            self.position = f"[{k}]"
+            inner = self.value(term.args[2]) if term.op == "Fold" else self.times(*map(self.value, term.args[1:3]))
+            found = inner if found is None else self.plus(found, inner)
+        self.position = ""
+        assert found is not None
+        return found
 
     def rational(self, term: Term) -> Any:
         """A constant of a rule."""

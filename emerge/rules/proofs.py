@@ -24,7 +24,9 @@ from emerge.rules.statements import TRUE, Outcome, Statements, _extents
 from emerge.rules.symbolic import OperatorFacts, SymbolicValues
 
 #: Classes of operators for which ``docs/proofs.md`` argues that small sizes stand for all.
-CLASSES = ("parallel", "reduction", "linear", "collective", "layout", "statement", "scale", "order")
+CLASSES = ("parallel", "reduction", "linear", "collective", "layout", "statement", "scale", "order", "written")
+#: The class of claims about kinds of bodies: what a kind computes is written out, and the claim proved for all extended reals.
+WRITTEN = "written"
 #: Raised when symbolic elements change their meaning; certificates of laws with an argument are void then.
 PROOF_VERSION = 1
 #: Relations whose statements symbolic elements can decide.

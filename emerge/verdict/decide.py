@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emerge.engine.derivation import Fact
+from emerge.algebra.evidence import equality_levels
+from emerge.engine.derivation import Fact, Levels
 from emerge.facts.base import IMPLEMENTATION, REFERENCE
 from emerge.facts.lower import Lowering
 from emerge.relate.derive import Derivation, Problem
 from emerge.relate.expected import Ambiguity
 from emerge.relate.statement import CONSTANT, Statement
 from emerge.util.errors import BudgetExceeded, ExecutionError
-from emerge.verdict.coverage import counted, node_evidence
+from emerge.verdict.coverage import cover, node_evidence
 from emerge.verdict.localize import Structure, diagnosis_kinds, diverging_finding, execution_finding, frontier_findings
 from emerge.verdict.precision import precision_findings
 from emerge.verdict.types import (
@@ -58,13 +59,13 @@ def decide(
     unproved = sorted(set(derivation.claims) - proved)
     unusable = [s for s, _ in derivation.unusable if any(s is c for c in problem.outputs)]
     result = PairResult(engine=(derivation.result.engine, derivation.result.version))
-    evidence = _evidence(structure, proved, levels, default_level, result)
+    numbers = _numbers(derivation, levels or {}, default_level, exact=bool(proved) and not unproved and not unusable)
+    evidence, equal = _evidence(structure, proved, numbers, levels, default_level, result)
     result.outputs = _outputs(structure, proved, evidence, unusable)
     if evidence:
-        numbers = _numbers(derivation, levels or {}, default_level)
         result.node_evidence = node_evidence(structure, evidence, numbers, levels or {})
-        result.coverage = counted(result.node_evidence)
-    result.assumptions = _assumptions(structure, levels or {})
+        cover(result, result.node_evidence.values())
+    result.assumptions = _assumptions(structure, levels or {}, equal)
     if derivation.claims and not unproved and not unusable and not ambiguities:
         result.verdict = EQUIVALENT
         result.evidence = max((evidence[g] for g in proved), key=EVIDENCE.index)
@@ -89,21 +90,23 @@ def decide(
 
 
 def _evidence(
-    structure: Structure, proved: set[int], levels: Mapping[str, str] | None, default: str, result: PairResult
-) -> dict[int, str]:
-    """Evidence per proved claim: the weakest among the laws of its best derivation and the signatures that rule files
-    give for operators it reads; counts the laws into ``result``."""
+    structure: Structure, proved: set[int], numbers: Levels, levels: Mapping[str, str] | None, default: str,
+    result: PairResult,
+) -> tuple[dict[int, str], dict[int, int]]:  # fmt: skip
+    """Evidence per proved claim: the weakest among the laws of its best derivation, the equal tensors it reads, and the
+    signatures and definitions of operators it reads; counts the laws into ``result``. Also, per side, the highest level of
+    the equal tensors that are read, -1 without any."""
     derivation = structure.derivation
     log = derivation.result.log
+    equal = dict.fromkeys((REFERENCE, IMPLEMENTATION), -1)
     rows: dict[int, list[tuple[Any, ...]]] = {}
     for row in sorted(derivation.result.relations["output_proved"], key=repr):
         rows.setdefault(row[0], []).append(row)
     if log is None:
         # Without the log any law may have been used, so the weakest counts.
         weakest = max([default, *(levels or {}).values()], key=EVIDENCE.index)
-        return dict.fromkeys(proved, weakest)
+        return dict.fromkeys(proved, weakest), dict.fromkeys(equal, len(EVIDENCE) - 1)
     given = levels or {}
-    numbers = _numbers(derivation, given, default)
     levels_of = log.best_level("output_proved", numbers)
     chosen = [
         min((Fact("output_proved", row) for row in rows[g]), key=lambda f: (levels_of[f], repr(f)))
@@ -112,9 +115,13 @@ def _evidence(
     # Every derivation uses the alignment laws, so level 0 means that all of them are proved.
     evidence = {fact.args[0]: EVIDENCE[levels_of[fact]] for fact in chosen}
     result.rules_used = log.laws_used(chosen, numbers) if chosen else {}
-    for law, low in _equal_laws(derivation):
-        if law in result.rules_used and low.extension is not None:
-            for rule, matches in low.extension.fired.items():
+    sides = dict(derivation.base.facts["value"])
+    for fact in log.given_used(chosen, "same", numbers) if chosen else ():
+        side = sides[fact.args[0]]
+        equal[side] = max(equal[side], numbers.facts.get(fact, 0))
+    for side, low in ((REFERENCE, derivation.reference), (IMPLEMENTATION, derivation.implementation)):
+        for rule, matches in low.extension.fired.items() if low.extension is not None else ():
+            if EVIDENCE.index(given.get(rule, default)) <= equal[side]:
                 result.rules_used[rule] = result.rules_used.get(rule, 0) + matches
     counted: set[tuple[int, int]] = set()
     for claim in sorted(evidence):
@@ -126,39 +133,48 @@ def _evidence(
                 if (side, op) not in counted:
                     counted.add((side, op))
                     result.rules_used[law] = result.rules_used.get(law, 0) + 1
-            for tensor, name in _defined(structure, side, low, [claim]):
+            for tensor, name in _defined(structure, side, low, [claim], given, equal):
                 evidence[claim] = max(evidence[claim], given.get(name, default), key=EVIDENCE.index)
                 if (side, tensor) not in counted:
                     counted.add((side, tensor))
                     result.rules_used[name] = result.rules_used.get(name, 0) + 1
-    return evidence
+    return evidence, equal
 
 
-def _numbers(derivation: Derivation, given: Mapping[str, str], default: str) -> dict[str, int]:
-    """Law -> number of its evidence; empty without a log."""
+def _numbers(derivation: Derivation, given: Mapping[str, str], default: str, exact: bool) -> Levels:
+    """Numbers of the evidence of laws and of equal tensors; empty without a log.
+
+    Args:
+        exact: what every pair of equal tensors rests on is found out; else all of a side count as the weakest of its rules.
+    """
     log = derivation.result.log
-    names = set() if log is None else {c.law for c in log.program.clauses if c.law is not None}
-    numbers = {law: EVIDENCE.index(given.get(law, default)) for law in names}
-    for law, low in _equal_laws(derivation):
-        # a law that reads equal tensors is as good as the rules that made them equal
-        if law in numbers and low.extension is not None:
-            rules = [EVIDENCE.index(given.get(rule, default)) for rule in low.extension.fired]
-            numbers[law] = max([numbers[law], *rules])
-    return numbers
+    if log is None:
+        return Levels({})
+
+    def number(name: str) -> int:
+        return EVIDENCE.index(given.get(name, default))
+
+    laws = {c.law: number(c.law) for c in log.program.clauses if c.law is not None}
+    facts: dict[Fact, int] = {}
+    for low in (derivation.reference, derivation.implementation):
+        facts |= {Fact("same", pair): n for pair, n in equality_levels(low, number, exact).items()}
+    return Levels(laws, facts)
 
 
-def _defined(structure: Structure, side: int, low: Lowering, claims: Iterable[int]) -> list[tuple[int, str]]:
+def _defined(
+    structure: Structure, side: int, low: Lowering, claims: Iterable[int], levels: Mapping[str, str], equal: Mapping[int, int]
+) -> list[tuple[int, str]]:
     """Tensors behind claims that a kernel's definition was used for, with its name.
 
-    Definitions that only gave equal forms count as well where their kernel is read: the log does not tell them apart.
+    Definitions that gave equal forms count where their kernel is read and equal tensors as weak as they are were used: the
+    log does not tell them apart.
     """
     nodes = structure.node_cone(side, claims)
-    return [(tensor, name) for node, tensor, name in sorted(low.defined) if node in nodes]
-
-
-def _equal_laws(derivation: Derivation) -> tuple[tuple[str, Lowering], ...]:
-    """The laws that carry alignments over between equal tensors of a side, with that side."""
-    return ("equal-reference", derivation.reference), ("equal-implementation", derivation.implementation)
+    found = {(tensor, name) for node, tensor, name in low.defined if node in nodes}
+    for form in low.forms:
+        if form.node in nodes and EVIDENCE.index(levels.get(form.definition, "tested")) <= equal[side]:
+            found.add((form.kernel.id, form.definition))
+    return sorted(found)
 
 
 def _outputs(
@@ -190,7 +206,7 @@ def _outputs(
     return list(out.values())
 
 
-def _assumptions(structure: Structure, levels: Mapping[str, str]) -> list[Assumption]:
+def _assumptions(structure: Structure, levels: Mapping[str, str], equal: Mapping[int, int]) -> list[Assumption]:
     """Assumptions made at operators that the claimed outputs read, and at relations taken from names.
 
     The derivation log is not narrow enough to leave any out: a constant that the lowering folded into an operator is
@@ -210,7 +226,7 @@ def _assumptions(structure: Structure, levels: Mapping[str, str]) -> list[Assump
             if a.op in touched or tensor in touched or names & nodes:
                 where = _where(structure, side, low, a.op)
                 found.setdefault((a.name, where), Assumption(a.name, where, a.why))
-        for tensor, name in _defined(structure, side, low, derivation.claims):
+        for tensor, name in _defined(structure, side, low, derivation.claims, levels, equal):
             if levels.get(name) == "assumed":
                 where = _where(structure, side, low, low.op_of.get(tensor, tensor))
                 why = f"{name.rpartition(':')[0]} computes what its definition says; no real kernel ran here to test it"

@@ -11,6 +11,9 @@ from emerge.relate.derive import Derivation, Problem
 EQUIVALENT, NOT_EQUIVALENT, UNKNOWN = "EQUIVALENT", "NOT_EQUIVALENT", "UNKNOWN"
 #: Evidence from strongest to weakest; the position is the level in a derivation.
 EVIDENCE = ("proved", "tested", "assumed")
+#: What reference nodes that are not covered by proved laws rest on: definitions of kernels, laws about the numbers of an index
+#: (look-ups, ranges, routing), other laws.
+KINDS_OF_REST = ("kernel_contracts", "index_operators", "other_laws")
 
 
 class DivergenceLike(Protocol):
@@ -88,6 +91,21 @@ class NotRun:
     diverging: tuple[DivergenceLike, ...] = ()
     assumptions: tuple[tuple[str, str, str], ...] = ()
     witnesses: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeEvidence:
+    """What a reference node rests on.
+
+    Attributes:
+        level: of :data:`EVIDENCE`. kind: of :data:`KINDS_OF_REST`, "" where it is proved.
+        causes: laws, rules and definitions of that level that its step needs; of rules that make tensors equal, all that
+            matched on the side and may be needed.
+    """
+
+    level: str
+    kind: str = ""
+    causes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -178,7 +196,8 @@ class PairResult:
 
     Attributes:
         verdict: None when there is an ``error``.
-        coverage: evidence -> number of reference nodes; ``node_evidence`` by node, not part of the report.
+        coverage: evidence -> number of reference nodes; ``coverage_rest``: what those that are not proved rest on, by kind;
+            ``coverage_by``: the same by law. ``node_evidence`` by node, not part of the report.
         failed_on: kinds of findings that the campaign file counts as failures of this pair.
         sources: paths the pair was read from, for ``emerge replay``.
         payload: the refutation behind the counterexample, to be saved; not part of the report.
@@ -204,7 +223,9 @@ class PairResult:
     rules_used: dict[str, int] = field(default_factory=dict)
     rules_synthesised: list[str] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=dict)
-    node_evidence: dict[str, str] = field(default_factory=dict)
+    coverage_rest: dict[str, int] = field(default_factory=dict)
+    coverage_by: dict[str, int] = field(default_factory=dict)
+    node_evidence: dict[str, NodeEvidence] = field(default_factory=dict)
     stats: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     engine: tuple[str, str] = ("", "")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from engine_support import ENGINES, needs_souffle
 
-from emerge.engine.derivation import DerivationLog, Fact, Proof
+from emerge.engine.derivation import DerivationLog, Fact, LastStep, Levels, Proof
 from emerge.engine.run import Program, run
 from emerge.util.errors import InputError, RuleError
 
@@ -141,6 +141,19 @@ def test_levels_are_smallest(seed: int) -> None:
         assert proof.level == level == max(levels.get(s.law or "", 0) for s in proof.steps)
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("among", [None, frozenset({0, 2, 3})])
+def test_steps_together_are_as_weak_as_the_best_derivation(seed: int, among: frozenset[int] | None) -> None:
+    _, log, _ = logged("embedded", seed)
+    levels = {"edge": seed % 3, "shortcut": (seed + 1) % 3, "join": (seed + 2) % 3}
+    for name in ("path", "twin"):
+        for fact, level in log.best_level(name, levels).items():
+            steps = log.last_steps([fact], "path", levels, among)
+            assert max(s.level for s in steps.values()) == level
+            assert all(f == fact or among is None or f.args[0] in among for f in steps)
+            assert all(s.causes or not s.level for s in steps.values())
+
+
 def test_laws_used_counts_shared_parts_once() -> None:
     program = Program.from_text(
         """
@@ -174,6 +187,56 @@ def test_given_facts_of_logged_relations_need_no_derivation() -> None:
     assert log.explain(("a", (7,)), {"up": 1, "zero": 2}).level == 1
     assert log.explain(("a", (4,)), {"up": 1, "zero": 2}).level == 2
     assert log.explain(("a", (0,))).steps[0].law == "zero"
+
+
+STEPS = """
+// @semantic alike
+.decl alike(x:number, y:number)
+.decl link(x:number, y:number)
+link(x, y) :- alike(x, y), x < y.
+// @semantic good
+.decl good(x:number, y:number)
+// @law start
+good(0, 0).
+// @law next
+good(x + 1, y) :- good(x, y), x < 4.
+// @law carry
+good(x, z) :- good(x, y), link(y, z).
+.decl claim(x:number)
+// @law claim
+claim(x) :- good(x, 7).
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_given_facts_have_levels_of_their_own(engine: str) -> None:
+    log = run(Program.from_text(STEPS), {"alike": [(0, 7), (0, 8), (8, 9)]}, ["good"], engine, log=True).log
+    assert log is not None
+    laws = dict.fromkeys(("start", "next", "carry", "claim"), 0)
+    levels = Levels(laws, {Fact("alike", (0, 8)): 1})
+    best = log.best_level("good", levels)
+    assert [best[Fact("good", (2, y))] for y in (0, 7, 8, 9)] == [0, 0, 1, 1]
+    assert log.explain(("good", (2, 9)), levels).level == 1
+    assert log.given_used([("claim", (3,))], "alike", levels) == {Fact("alike", (0, 7))}
+    assert set(log.best_level("good", laws).values()) == {0}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_derivation_in_steps_names_what_every_step_needs(engine: str) -> None:
+    log = run(Program.from_text(STEPS), {"alike": [(0, 7)]}, ["good"], engine, log=True).log
+    assert log is not None
+    weak = Fact("alike", (0, 7))
+    levels = Levels({"start": 2, "next": 0, "carry": 0, "claim": 1}, {weak: 1})
+    steps = log.last_steps([("claim", (2,))], "good", levels)
+    assert steps.pop(Fact("claim", (2,))) == LastStep(1, frozenset({"claim"}))
+    assert steps.pop(Fact("good", (0, 0))) == LastStep(2, frozenset({"start"}))
+    assert [s for s in steps.values() if s.level] == [LastStep(1, frozenset({weak}))], "one step needs the weak fact"
+    assert all(f.args[0] <= 2 for f in steps), "facts that the goal does not need are no part of it"
+    # facts that end no step pass on what they rest on
+    steps = {f: s._replace(passed=frozenset()) for f, s in steps.items()}
+    ends = log.last_steps([("claim", (2,))], "good", levels, among={2})
+    assert any(Fact("good", (0, 0)) in s.passed for s in ends.values())
+    assert max(s.level for f, s in ends.items() if f.relation == "good") == 2
 
 
 def test_what_cannot_be_explained() -> None:

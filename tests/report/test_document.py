@@ -43,6 +43,7 @@ def test_keys_of_the_contract() -> None:
         assert set(pair["seconds"]) >= {"capture", "lower", "datalog", "egglog", "synthesis", "execution", "total"}
         assert set(pair["stats"]) >= {"reference_nodes", "implementation_nodes", "ranks", "segments", "segments_reused"}
         assert set(pair["coverage"]) == {"proved", "tested", "assumed"}
+        assert set(pair["coverage_rest"]) == {"kernel_contracts", "index_operators", "other_laws", "by"}
         assert set(pair["rules"]) == {"used", "synthesised"}
         assert set(pair["unmatched"]) == {"reference", "implementation"}
     bad, broken = doc["pairs"]

@@ -12,7 +12,7 @@ from emerge.algebra.saturate import rule_files, saturate
 from emerge.rules import api, certificates
 from emerge.rules.certify import Refusal
 from emerge.rules.equalities import EqualityCertificate, certify_rule
-from emerge.rules.equality_proof import prove
+from emerge.rules.equality_proof import adds_up, commutes, prove
 from emerge.util.errors import EmergeError, RuleError
 
 pytest.importorskip("egglog")
@@ -102,7 +102,9 @@ RIGHT = {
         '(birewrite (Map1 f (Map3 "where" c x y)) (Map3 "where" c (Map1 f x) (Map1 f y)))', "proved"),
     "softmax of a sum": ('(rewrite (Along "softmax" "w" (Shift c x) d) (Along "softmax" "w" x d))', "tested"),
     "views of views": ("(rewrite (View (View x s) t) (View x t))", "proved"),
-    "a factor of a contraction": ('(rewrite (Einsum e (Scale c x) y s) (Scale c (Einsum e x y s)))', "tested"),
+    "a factor of a contraction": ('(rewrite (Einsum e (Scale c x) y s) (Scale c (Einsum e x y s)))', "proved"),
+    "a factor of a sum": (
+        '(rewrite (Fold "sum" "sum" (Scale c x) d s) (Scale c (Fold "sum" "sum" x d s)))', "proved"),
     "a sum over joined parts": (
         "(rewrite (Fold \"sum\" \"sum\" (Cat a b d) e s) "
         "(Map2 \"add\" (Fold \"sum\" \"sum\" a e s) (Fold \"sum\" \"sum\" b e s)) :when ((= e (vec-of d))))", "tested"),
@@ -121,6 +123,37 @@ def test_right_rule_is_certified(name: str, tmp_path: Path) -> None:
     found = certify_rule(rule)
     assert isinstance(found, EqualityCertificate), found
     assert found.evidence == evidence
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # holds for one summand
+        '(rewrite (Fold "sum" "sum" (Shift c x) d s) (Shift c (Fold "sum" "sum" x d s)))',
+        '(rewrite (Fold "sum" "sum" (Map1 "square" x) d s) (Map1 "square" (Fold "sum" "sum" x d s)))',
+        # the two operands of a contraction are read at different positions
+        '(rewrite (Einsum e (Map2 "maximum" x y) y s) (Einsum e x y s))',
+        # another sum
+        '(rewrite (Fold "sum" "sum" (Scale c x) d s) (Scale c (Fold "sum" "sum" x e s)) :when ((= e (vec-of 0))))',
+        '(rewrite (Fold "max" "max" (Scale c x) d s) (Scale c (Fold "max" "max" x d s)))',
+    ],
+)
+def test_induction_over_summands_shows_nothing_else(tmp_path: Path, text: str) -> None:
+    pytest.importorskip("z3")
+    (rule,) = rules_of(written(tmp_path, text))
+    assert not prove(rule).holds
+
+
+def test_kinds_that_commute() -> None:
+    pytest.importorskip("z3")
+    assert all(commutes(kind).holds for kind in ("add", "mul", "maximum", "eq"))
+    assert not any(commutes(kind).holds for kind in ("sub", "div", "lt", "pow"))
+
+
+def test_kinds_that_add_up() -> None:
+    pytest.importorskip("z3")
+    assert all(adds_up(kind).holds for kind in ("add", "sub", "neg", "scale", "sum", "cumsum", "cat"))
+    assert not any(adds_up(kind).holds for kind in ("mul", "exp", "max", "addc", "where"))
 
 
 def test_proof_refutes_by_itself(tmp_path: Path) -> None:

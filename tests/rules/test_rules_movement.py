@@ -28,6 +28,10 @@ def certified(tmp_path: Path, text: str) -> EqualityCertificate | Refusal:
         '(rewrite (Map1 f (Cat a b d)) (Cat (Map1 f a) (Map1 f b) d) :ruleset algebra :name "mine")',
         '(rewrite (View (View x s) t) (View x t) :ruleset algebra :name "mine")',
         '(rewrite (Lookup (Map2 f x y) i d) (Map2 f (Lookup x i d) (Lookup y i d)) :ruleset algebra :name "mine")',
+        '(rewrite (Einsum e x (Slice w d i j) s) (Slice (Einsum e x w (vec-set s o m)) o i j)\n'
+        '  :when ((free e 1 d o) (= m (vec-get (shape w) d))) :ruleset algebra :name "mine")',
+        '(rewrite (Map1 "cast#float32" (Range "int" a s n)) (Range "float" a s n)\n'
+        '  :when ((>= a 0) (>= s 0) (<= (+ a (* s n)) 1000)) :ruleset algebra :name "mine")',
     ],
 )
 def test_movement_is_proved(tmp_path: Path, text: str) -> None:
@@ -44,6 +48,8 @@ def test_movement_is_proved(tmp_path: Path, text: str) -> None:
         '(rewrite (Map2 f x y) (Map2 f y x) :ruleset algebra :name "mine")',
         '(rewrite (Slice (Slice x d i j) d k l) (Slice x d i (+ i l)) :ruleset algebra :name "mine")',
         '(rewrite (Cat a b d) (Cat b a d) :ruleset algebra :name "mine")',
+        '(rewrite (Einsum e x (Slice w d i j) s) (Slice (Einsum e x w (vec-set s o m)) o i j)\n'
+        '  :when ((free e 0 d o) (= m (vec-get (shape w) d))) :ruleset algebra :name "mine")',
     ],
 )
 def test_wrong_twins_are_refused(tmp_path: Path, text: str) -> None:
@@ -70,3 +76,13 @@ def test_a_condition_on_large_sizes_is_no_proof(tmp_path: Path) -> None:
     )
     rule = read_rules([path])["mine"]
     assert not moves_only(rule)
+
+
+@pytest.mark.parametrize("condition", ["", ":when ((<= n 1000))", ":when ((<= (+ a (* s n)) 33554432))"])
+def test_whole_numbers_that_a_type_may_not_hold_are_no_proof(tmp_path: Path, condition: str) -> None:
+    found = certified(
+        tmp_path,
+        f'(rewrite (Map1 "cast#float32" (Range "int" a s n)) (Range "float" a s n) {condition} '
+        ':ruleset algebra :name "mine")',
+    )
+    assert not isinstance(found, EqualityCertificate) or found.evidence == "tested"

@@ -27,16 +27,17 @@ def note_composites(low: Lowering) -> None:
     done: set[tuple[int, int]] = set()
     while True:
         wanted = [
-            (result, composite, d, start, stop)
-            for kernel, composite in low.forms
-            for d, start, stop, result in low.section_slices.get(kernel.id, ())
-            if (result.id, composite.id) not in done
+            (result, form, d, start, stop)
+            for form in low.forms
+            for d, start, stop, result in low.section_slices.get(form.kernel.id, ())
+            if (result.id, form.composite.id) not in done
         ]
         if not wanted:
             return
-        for result, composite, d, start, stop in wanted:
-            done.add((result.id, composite.id))
-            low.forms.append((result, slice_plain(low, composite, d, start, stop, 1)))
+        for result, form, d, start, stop in wanted:
+            done.add((result.id, form.composite.id))
+            part = slice_plain(low, form.composite, d, start, stop, 1)
+            low.forms.append(form._replace(kernel=result, composite=part))
         note_sections(low)
 
 
