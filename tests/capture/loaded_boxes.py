@@ -36,9 +36,11 @@ def load_by_boxes(reference: Graph, values: dict[str, Any], graph: Graph) -> dic
             continue
         tensor = torch.full(item.shape, float("nan"), dtype=torch.float64)
         for box in item.extra["loaded"]:
-            if "tokens" in box and box.get("of") not in by_label:
-                continue  # of a reference with other tensors for its sequences
-            tensor[tuple(slice(a, b) for a, b in box["local"])] = box_values(box, by_label[box["of"]])
+            here = tuple(slice(a, b) for a, b in box["local"])
+            if box.get("value") == "zero":
+                tensor[here] = 0.0
+            elif "of" in box and ("tokens" not in box or box["of"] in by_label):  # else of other tensors for the sequences
+                tensor[here] = box_values(box, by_label[box["of"]])
         assert not tensor.isnan().any(), item.label
         out[item.name] = tensor.long() if item.dtype == "int64" else tensor
     return out

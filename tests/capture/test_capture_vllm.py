@@ -103,7 +103,7 @@ class TestModels:
         assert pair.ambiguities == []
         assert pair.unmatched == {"reference": [], "implementation": []}
         assert {r.origin for r in pair.input_relations} == {"placement"}
-        assert [c.text for c in pair.problem.outputs] == ["a b c ~ (a b) c"]
+        assert [c.text for c in pair.problem.outputs] == ["1 a b ~ a b"]
 
 
 class TestDetails:
@@ -209,7 +209,7 @@ class TestDetails:
         ({"vllm": {"architecture": "X", "dtype": "fp8"}}, "found 'fp8'"),
         ({"vllm": {"architecture": "X"}, "inputs": {"batch": 2}}, "found 'batch'"),
         ({"vllm": {"architecture": "X"}, "inputs": {"tokens": 2, "seqs": [2]}}, "found both"),
-        ({"vllm": {"architecture": "X"}, "inputs": {"seqs": []}}, "expected positive lengths"),
+        ({"vllm": {"architecture": "X"}, "inputs": {"seqs": []}}, "expected a list of positive lengths"),
         ({"vllm": {"architecture": "X"}, "mode": "train"}, "mode eval only"),
         ({"vllm": {"architecture": "X"}, "fake": True}, "captured with data"),
     ],
