@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="the reference of a vLLM model is a Transformers model")
 
-from typer.testing import CliRunner  # noqa: E402
+from typer.testing import CliRunner
 
-from emerge.cli.main import app  # noqa: E402
+from emerge.cli.main import app
 
 PYTHON = os.environ.get("EMERGE_VLLM_PYTHON", "")
 CONFIG = Path(__file__).parents[2] / "configs" / "vllm-llama.yaml"

@@ -97,6 +97,25 @@ def test_every_sequence_is_proved_on_its_section() -> None:
     assert found.verdict == "EQUIVALENT", found.reason
 
 
+def test_what_kernels_compute_of_a_sequence_counts_as_their_definition() -> None:
+    """Both sequences behind one kernel: its nodes rest on the definition of the kernel, not on proved laws alone."""
+    from emerge.capture.vllm.kernels import operators
+
+    def program(ids: Any, table: Any, qkv: Any, out: Any) -> Any:
+        def attention(q: Any, k: Any, v: Any) -> Any:
+            starts = [0, LENGTHS[0], sum(LENGTHS)]
+            return operators().attention(q, k, v, starts, D**-0.5, True, 0, 0.0, None, None, 0)
+
+        positions = torch.cat([torch.arange(n) for n in LENGTHS])
+        x = layer(layer(table[ids], qkv, out, positions, attention), qkv, out, positions, attention)
+        return x @ table.t()
+
+    found = verdict(program)
+    assert found.verdict == "EQUIVALENT", found.reason
+    assert found.coverage_rest["kernel_contracts"] >= 8
+    assert found.coverage_by["emerge_vllm.attention.default:packed_attention"] >= 8
+
+
 @pytest.mark.parametrize("lengths", [(4, 4), (8,), (5, 3)])
 def test_wrong_sequences_are_refuted(lengths: tuple[int, ...]) -> None:
     assert verdict(packed(lengths)).verdict == "NOT_EQUIVALENT"

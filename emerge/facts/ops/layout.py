@@ -248,6 +248,8 @@ def slice_plain(low: Lowering, x: Tensor, d: int, start: int, stop: int, step: i
     if size == 0:
         raise Unsupported("slice without elements")
     result = _slice(low, x, d, start, stop, step, size)
+    # a part of what a kernel computes is what its definition says, too
+    low.defined |= {(user, result.id, name) for user, tensor, name in low.defined if tensor == x.id}
     if step == 1:
         known = low.pieces_of.setdefault(result.id, [])
         if not any((k.id, e, at) == (x.id, d, start) for k, e, at in known):
