@@ -154,9 +154,6 @@ NESTED = [
         {"same offsets in both": pieces("wrong")},
         {"x": SAME, "y": SAME},
         [SAME],
-        unproved={
-            "joined": "a slice across the boundary of a concatenation is not written as a concatenation of slices"
-        },
     ),
     LawCase(
         "slice-of-heads",
