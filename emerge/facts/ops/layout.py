@@ -361,8 +361,10 @@ def _note_sliced_form(low: Lowering, x: Tensor, d: int, start: int, stop: int, r
     Whether it may be used is a law (``form-sliced``); here only the candidate is written.
     """
     if (x.shape[d], start, stop) in low.sections:
-        low.sections_left.append((x, d, start, stop, result))
-        low.section_slices.setdefault(x.id, []).append((d, start, stop, result))
+        noted = low.section_slices.setdefault(x.id, [])
+        if (d, start, stop, result) not in noted:  # what is below it is written once, however many paths lead there
+            noted.append((d, start, stop, result))
+            low.sections_left.append((x, d, start, stop, result))
     elif low.slice_depth <= MOST_SLICES:
         sliced_form(low, x, d, start, stop, result)
 
