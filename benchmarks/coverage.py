@@ -8,7 +8,6 @@ by which laws, rules and definitions, over all pairs.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.captured import chosen  # noqa: E402
 from emerge.campaign.config import PairSpec  # noqa: E402
 from emerge.campaign.run import RunOptions, run_pair  # noqa: E402
 from emerge.verdict.types import EQUIVALENT, KINDS_OF_REST, PairResult  # noqa: E402
@@ -33,22 +33,14 @@ def row(name: str, result: PairResult) -> str:
 def main() -> None:
     """Decides every case given, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*")
-    parser.add_argument("--kind", default="tp1")
     parser.add_argument("--engine", default="embedded")
-    options = parser.parse_args()
-    root = os.environ.get("EMERGE_ZOO")
-    if not root:
-        sys.exit("EMERGE_ZOO is not set: name the folder of captured cases")
-    folders = [f.parent for f in sorted(Path(root).glob(f"*/{options.kind}/relations.json"))]
+    options, folders = chosen(parser, "tp1")
     by: Counter[str] = Counter()
     pairs: Counter[str] = Counter()
     shares: list[float] = []
     print("| case | nodes | proved | share | kernels | indices | other |\n|---|---:|---:|---:|---:|---:|---:|")
     for folder in folders:
         name = folder.parent.name
-        if options.cases and name not in options.cases:
-            continue
         result = run_pair(PairSpec(name, case=folder), RunOptions(engine=options.engine))
         if result.verdict != EQUIVALENT:
             continue

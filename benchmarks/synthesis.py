@@ -8,7 +8,6 @@ Markdown: the pairs, and the rules with the shipped ones that follow from them.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import tempfile
@@ -17,15 +16,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emerge.algebra.rulefile import EqualityRule, egg_files, rules_of, shipped_files
-from emerge.algebra.saturate import MINIMAL, rule_files
-from emerge.campaign.build import prepare
-from emerge.campaign.config import PairSpec, SynthesisSpec
-from emerge.campaign.run import RunOptions, run_pair
-from emerge.relate.derive import derive
-from emerge.synthesis.implied import implied
-from emerge.synthesis.store import FILE, Store
-from emerge.synthesis.terms import constructors
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.captured import chosen  # noqa: E402
+from emerge.algebra.rulefile import EqualityRule, egg_files, rules_of, shipped_files  # noqa: E402
+from emerge.algebra.saturate import MINIMAL, rule_files  # noqa: E402
+from emerge.campaign.build import prepare  # noqa: E402
+from emerge.campaign.config import PairSpec, SynthesisSpec  # noqa: E402
+from emerge.campaign.run import RunOptions, run_pair  # noqa: E402
+from emerge.relate.derive import derive  # noqa: E402
+from emerge.synthesis.implied import implied  # noqa: E402
+from emerge.synthesis.store import FILE, Store  # noqa: E402
+from emerge.synthesis.terms import constructors  # noqa: E402
 
 
 def timed(spec: PairSpec, base: str) -> tuple[Any, float, float]:
@@ -98,15 +102,8 @@ def _text(rule: EqualityRule) -> str:
 def main() -> None:
     """Decides every case given, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*")
-    parser.add_argument("--kind", default="tp1-eager")
     parser.add_argument("--keep", help="folder for the synthesised rules, one folder a pair")
-    options = parser.parse_args()
-    root = os.environ.get("EMERGE_ZOO")
-    if not root:
-        sys.exit("EMERGE_ZOO is not set: name the folder of captured cases")
-    folders = sorted(p.parent for p in Path(root).glob(f"*/{options.kind}/relations.json"))
-    folders = [f for f in folders if not options.cases or f.parent.name in options.cases]
+    options, folders = chosen(parser, "tp1-eager")
     print(
         "| pair | shipped rules | minimal base | with synthesis | rules | operators left/right | proved/tested "
         "| aligned, minimal | aligned | s (CPU s) | second run | s (CPU s) | s, shipped |"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.captured import chosen  # noqa: E402
 from emerge.campaign.config import PairSpec  # noqa: E402
 from emerge.campaign.run import RunOptions, run_pair  # noqa: E402
 
@@ -41,19 +41,12 @@ def row(folder: Path, engine: str) -> tuple[bool, str]:
 def main() -> None:
     """Decides every case given, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*")
-    parser.add_argument("--kind", default="tp1")
     parser.add_argument("--engine", default="embedded")
-    options = parser.parse_args()
-    root = os.environ.get("EMERGE_ZOO")
-    if not root:
-        sys.exit("EMERGE_ZOO is not set: name the folder of captured cases")
-    folders = sorted(Path(root).glob(f"*/{options.kind}/relations.json"))
-    folders = [f for f in folders if not options.cases or f.parent.parent.name in options.cases]
+    options, folders = chosen(parser, "tp1")
     print("| case | expected | got | CPU s | first place |\n|---|---|---|---:|---|")
     right = 0
-    for found in folders:
-        good, text = row(found.parent, options.engine)
+    for folder in folders:
+        good, text = row(folder, options.engine)
         right += good
         print(text, flush=True)
     print(f"\n{right} of {len(folders)} as expected")

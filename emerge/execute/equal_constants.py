@@ -132,17 +132,10 @@ def _unseen(digests: Mapping[str, Digest], low: Lowering) -> dict[str, Elements]
         tensor = low.tensors.get(name)
         if elements is None or not isinstance(tensor, Tensor) or tensor.constant is not None:
             continue
-        seen = _innermost(low, tensor).id in low.range_of if elements.dim is None else range_along(low, tensor) is not None
+        seen = low.innermost(tensor).id in low.range_of if elements.dim is None else range_along(low, tensor) is not None
         if not seen:
             out[name] = elements
     return out
-
-
-def _innermost(low: Lowering, x: Tensor) -> Tensor:
-    """What ``x`` rearranges."""
-    while (made := low.made_by.get(x.id)) is not None and made.kind == "layout":
-        x = made.args[0]
-    return x
 
 
 def _families(side: FamilyGraph) -> dict[str, Digest]:

@@ -39,9 +39,7 @@ def restore(low: Lowering, result: Tensor, sorted_rows: Tensor, order: Tensor) -
 
 def reduced(low: Lowering, x: Tensor) -> None:
     """A sum is about to be taken over ``x``: rows that met a matrix of their own end here."""
-    root = x
-    while (made := low.made_by.get(root.id)) is not None and made.kind == "layout":
-        root = made.args[0]
+    root = low.innermost(x)
     experts = _batched(low, root)
     if experts is None or root.id in low.routing.closed or root.shape[:1] != experts.shape:
         return
@@ -65,9 +63,8 @@ def _close(low: Lowering, result: Tensor, z: Tensor, experts: Tensor, count: int
     form = low.form("dot", "dot", [hot, z], iters, result)
     if form is not None:
         low.base.add("routed_form", form, result.id, z.id, experts.id, count)
-    root = experts
-    while (made := low.made_by.get(root.id)) is not None and made.kind == "layout":
-        root = made.args[0]
+    root = low.innermost(experts)
+    made = low.made_by.get(root.id)
     if low.side == 1 and made is not None and made.kind == "input":
         low.base.add("index_bound", root.id, count)
         low.assume("index_range", result, f"experts lie in [0, {count})")
@@ -91,9 +88,7 @@ def _groups(low: Lowering, x: Tensor, rows: int) -> int | None:
 
 def _expert_table(low: Lowering, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """(table of matrices, experts) where ``x`` holds one matrix per row."""
-    while (made := low.made_by.get(x.id)) is not None and made.kind == "layout":
-        x = made.args[0]
-    found = low.routing.lookups.get(x.id)
+    found = low.routing.lookups.get(low.innermost(x).id)
     if found is None or len(found[0].shape) < 3:
         return None
     table, index = found
@@ -263,8 +258,8 @@ class Router:
     def _limit(self, mask: Tensor) -> bool:
         """Does a mask compare the experts of rows with a constant?"""
         low = self.low
-        while (made := low.made_by.get(mask.id)) is not None and made.kind == "layout":
-            mask = made.args[0]
+        mask = low.innermost(mask)
+        made = low.made_by.get(mask.id)
         found = low.routing.lookups.get(mask.id)
         if found is not None and self.order is not None and found[1].id == self.order.id:
             return self.plain()._limit(found[0])

@@ -816,11 +816,15 @@ class Lowering:
         """The same tensor under another dtype that holds its values."""
         return x if x.dtype == dtype else replace(x, dtype=dtype)
 
-    def positions_below(self, x: Tensor, dtype: str) -> bool:
-        """Whether ``x`` holds positions of a dimension (of a top-k, sort or arg-max), all of which ``dtype`` holds too."""
+    def innermost(self, x: Tensor) -> Tensor:
+        """The tensor below all rearrangements of ``x``."""
         while (made := self.made_by.get(x.id)) is not None and made.kind == "layout":
             x = made.args[0]
-        limit = self.position_limits.get(x.id)
+        return x
+
+    def positions_below(self, x: Tensor, dtype: str) -> bool:
+        """Whether ``x`` holds positions of a dimension (of a top-k, sort or arg-max), all of which ``dtype`` holds too."""
+        limit = self.position_limits.get(self.innermost(x).id)
         return limit is not None and limit <= POSITIONS_HELD.get(dtype, 0)
 
     def broadcast_to(self, x: Tensor, shape: Sequence[Any] | None) -> Tensor:
@@ -874,9 +878,8 @@ class Lowering:
 
     def source_input(self, x: Tensor) -> str | None:
         """Name of the input whose elements ``x`` holds, rearranged; None if it is no such tensor."""
-        while (made := self.made_by.get(x.id)) is not None and made.kind == "layout":
-            x = made.args[0]
-        return next((name for name, i in self.input_ids.items() if i == x.id), None)
+        inner = self.innermost(x).id
+        return next((name for name, i in self.input_ids.items() if i == inner), None)
 
     def limit_of(self, x: Tensor) -> int | None:
         """Where ``x`` holds elements of an input that lie in ``[0, n)``: ``n``."""

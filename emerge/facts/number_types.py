@@ -69,9 +69,9 @@ class NumberTypes:
             return
         if result.constant is not None:
             return
-        root = _root(low, result)
+        root = low.innermost(result).id
         operands = {r: t for r in refs if is_tensor(t := low.tensors.get(r))}
-        same = [r for r, t in operands.items() if _root(low, t) == root]
+        same = [r for r, t in operands.items() if low.innermost(t).id == root]
         made = low.made_by.get(root)
         reduces = made is not None and made.relocation is not None and made.relocation[1] != "none"
         moves = made is not None and not reduces and (made.kind in MOVING or made.relocation is not None)
@@ -139,14 +139,6 @@ def write_types(base: FactBase, sides: Iterable[NumberTypes]) -> None:
 def is_tensor(value: Any) -> TypeGuard[Tensor]:
     """Whether a lowered value is one tensor (not a number, nor several results)."""
     return hasattr(value, "id") and hasattr(value, "constant")
-
-
-def _root(low: Lowering, tensor: Tensor) -> int:
-    made = low.made_by.get(tensor.id)
-    while made is not None and made.kind == "layout":
-        tensor = made.args[0]
-        made = low.made_by.get(tensor.id)
-    return tensor.id
 
 
 def _rounded(way: Way, node: FamilyNode) -> Way:

@@ -170,9 +170,7 @@ class Structure:
         """Whether a reference node is such a tensor."""
         tensor = self.lowering(REFERENCE).tensors.get(name)
         low = self.lowering(REFERENCE)
-        while isinstance(tensor, Tensor) and (made := low.made_by.get(tensor.id)) is not None and made.kind == "layout":
-            tensor = made.args[0]
-        return isinstance(tensor, Tensor) and tensor.id in self.supporting
+        return isinstance(tensor, Tensor) and low.innermost(tensor).id in self.supporting
 
     def counterparts(self, op: int) -> list[int]:
         """Implementation operators where the counterpart of reference operator ``op`` was to be found, best first.

@@ -92,12 +92,6 @@ def _shifted(low: Lowering, x: Tensor, per_rank: Sequence[int]) -> Tensor:
     return result
 
 
-def _root(low: Lowering, x: Tensor) -> Tensor:
-    while (made := low.made_by.get(x.id)) is not None and made.kind == "layout":
-        x = made.args[0]
-    return x
-
-
 def _relaid(low: Lowering, x: Tensor, root: Tensor, source: Tensor) -> Tensor:
     """``source`` rearranged as ``x`` rearranges ``root``."""
     if x.id == root.id:
@@ -110,14 +104,14 @@ def holds_positions(low: Lowering, x: Any, least: Any, most: Any) -> bool:
     """Does clamping to these bounds change nothing, for ``x`` holds positions between them?"""
     if not isinstance(x, Tensor) or (least is not None and not isinstance(least, int)) or isinstance(most, (float, Tensor)):
         return False
-    size = low.position_limits.get(_root(low, x).id)
+    size = low.position_limits.get(low.innermost(x).id)
     inside = most is None or (isinstance(most, int) and size is not None and most >= size - 1)
     return size is not None and (least is None or least <= 0) and inside
 
 
 def compare_positions(low: Lowering, name: str, x: Tensor, c: Fraction) -> Tensor | None:
     """A comparison with a constant that is the same for all positions, or for all of a block; None where it is not."""
-    root = _root(low, x)
+    root = low.innermost(x)
     size, block = low.position_limits.get(root.id), low.block_of.get(root.id)
     if block is not None:
         size = block[1]

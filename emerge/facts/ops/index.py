@@ -80,9 +80,7 @@ def lookup(low: Lowering, table: Tensor, index: Tensor, d: int, parallel: Sequen
 
 def _one_position(low: Lowering, index: Tensor) -> Tensor | None:
     """The position [1] that an index repeats, None where it is not one element laid out along all dimensions."""
-    inner = index
-    while (made := low.made_by.get(inner.id)) is not None and made.kind == "layout":
-        inner = made.args[0]
+    inner = low.innermost(index)
     return view(low, inner, [1]) if prod(inner.shape) == 1 < prod(index.shape) else None
 
 

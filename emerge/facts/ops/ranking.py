@@ -160,9 +160,7 @@ def _made(low: Lowering, x: Tensor, kind: str) -> Tensor | None:
 
 def _root(low: Lowering, x: Tensor) -> Any:
     """How the tensor below rearrangements was made."""
-    while (made := low.made_by.get(x.id)) is not None and made.kind == "layout":
-        x = made.args[0]
-    return made
+    return low.made_by.get(low.innermost(x).id)
 
 
 def _reduces(made: Any, d: int) -> bool:

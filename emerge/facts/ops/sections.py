@@ -86,15 +86,11 @@ def _slice_looked_up(low: Lowering, x: Tensor, made: Made, d: int, start: int, s
 
 def _slice_filled(low: Lowering, x: Tensor, made: Made, d: int, start: int, stop: int) -> Tensor | None:
     """A slice of a tensor with a constant written where a mask holds: the same of both slices, with its forms."""
-    if d >= len(made.iters) or made.iters[d].out != whole(x.shape[d], d):
+    found = on_slices(low, x, made, d, start, stop)
+    if found is None:
         return None
-    places = dict(made.iters[d].args)
-    if any(ties != whole(x.shape[d], ties[0].d) for ties in places.values() if ties) or 0 not in places:
-        return None
-    args = [
-        slice_plain(low, a, places[k][0].d, start, stop, 1) if places.get(k) else a for k, a in enumerate(made.args)
-    ]
-    return fill(low, args[0], args[1], constant_of(made.body), x.dtype)
+    inner, mask = found.args
+    return fill(low, inner, mask, constant_of(made.body), x.dtype)
 
 
 def _slice_index(low: Lowering, x: Tensor, made: Made, d: int, start: int, stop: int) -> Tensor | None:
